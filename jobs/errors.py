@@ -1,0 +1,96 @@
+"""Every error Longhaul raises on purpose. The message of each is its class docstring, filled with the values."""
+
+from typing import Any
+
+
+class LonghaulError(Exception):
+    """{message}"""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+    param: str | None = None
+
+    def __init__(self, message: str = "", *, param: str | None = None, **values: Any) -> None:
+        values["message"] = message
+        self.values = values
+        self.param = param if param is not None else type(self).param
+        super().__init__((type(self).__doc__ or "").format(**values))
+
+    def body(self) -> dict[str, Any]:
+        """Return the error in the contract's shape: `{"error": {message, type, param, code}}`."""
+        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+
+
+class InvalidRequest(LonghaulError):
+    """{message}"""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+
+
+class NotFound(InvalidRequest):
+    """No such {what}: {id!r}."""
+
+    status = 404
+    code = "not_found"
+
+
+class Conflict(InvalidRequest):
+    """{message}"""
+
+    status = 409
+    code = "conflict"
+
+
+class Unauthorized(InvalidRequest):
+    """The API key is missing or not known. Send it as 'Authorization: Bearer <key>'."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class TooLarge(InvalidRequest):
+    """{what} is larger than the limit of {limit} bytes ({setting})."""
+
+    status = 413
+    code = "file_too_large"
+
+
+class Unavailable(LonghaulError):
+    """{message}"""
+
+    status = 503
+    code = "unavailable"
+
+
+class ParameterRefused(InvalidRequest):
+    """{message}"""
+
+
+class ContextLengthExceeded(ParameterRefused):
+    """The model's context is {context} tokens, but the prompt has {prompt} and max_tokens asks for {asked} more."""
+
+    code = "context_length_exceeded"
+    param = "messages"
+
+
+class SettingsError(LonghaulError):
+    """{message}"""
+
+
+class RedisUnreachable(LonghaulError):
+    """Redis does not answer at {url}: {reason}. Start it, or set LONGHAUL_REDIS_URL."""
+
+
+class StoreUnreachable(LonghaulError):
+    """The store {url} cannot be used: {reason}. Check LONGHAUL_STORE_URL, LONGHAUL_S3_ENDPOINT_URL and the keys."""
+
+
+class ModelUnavailable(LonghaulError):
+    """Model {name!r} cannot be loaded from {source!r}: {reason}. Check LONGHAUL_MODELS."""
+
+
+class LeaseLost(LonghaulError):
+    """The lease on {what} went to another worker."""

@@ -1,0 +1,47 @@
+"""Names of things. An id is made here or checked here before it is used in a key."""
+
+import hashlib
+import os
+import re
+import time
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_ID = re.compile(r"(batch|file)-?_?[0-9a-z]{26}[a-z_]{0,12}")
+
+
+def ulid() -> str:
+    """Return 26 characters that sort by time of creation (milliseconds), random after that."""
+    number = time.time_ns() // 1_000_000 << 80 | int.from_bytes(os.urandom(10), "big")
+    return "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
+
+
+def batch_id() -> str:
+    return f"batch_{ulid()}"
+
+
+def file_id() -> str:
+    return f"file-{ulid()}"
+
+
+def result_file_id(job_id: str, kind: str) -> str:
+    """Return the id of a job's `output`, `errors`, `metrics` or `summary` file: the same however often it is finalized."""
+    return f"file-{job_id.removeprefix('batch_')}_{kind}"
+
+
+def is_id(text: str) -> bool:
+    """Tell whether `text` has the form of an id of ours, so that it may stand in a store key."""
+    return _ID.fullmatch(text) is not None
+
+
+def request_id(job_id: str, row: int) -> str:
+    return f"{job_id}:{row}"
+
+
+def response_id(request_id: str) -> str:
+    """Return the `batch_req_...` id of a request: a function of the request alone, so that a rerun gives the same."""
+    return "batch_req_" + hashlib.sha256(request_id.encode()).hexdigest()[:24]
+
+
+def seed(request_id: str) -> int:
+    """Derive the seed (63 bits) of a request that names none."""
+    return int.from_bytes(hashlib.sha256(b"seed:" + request_id.encode()).digest()[:8], "big") >> 1

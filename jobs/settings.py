@@ -1,0 +1,159 @@
+"""The one settings class of a process. Every field is read from LONGHAUL_<NAME>; unknown names are an error."""
+
+import hashlib
+import os
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from jobs import errors
+
+PREFIX = "LONGHAUL_"
+Tenant = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+
+
+class ModelSettings(BaseModel):
+    """One served model: where it comes from and how it runs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str = Field(description="Hub id, local directory, or GGUF file.")
+    revision: str | None = Field(None, description="Hub revision; None is the default branch.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    engine: Literal["auto", "echo"] = Field(
+        "auto", description="'echo' repeats the prompt: for tests and benchmarks of the system."
+    )
+    context_tokens: int | None = Field(
+        None, gt=0, description="Longest prompt + output; None reads it from the model."
+    )
+    trust_remote_code: bool = Field(
+        False, description="Run the model's own Python code. Only for sources you trust."
+    )
+    faults: tuple[str, ...] = Field(
+        (), description="Faults the echo engine injects, such as 'kill:TEXT'. For tests."
+    )
+
+    def fingerprint(self, name: str) -> str:
+        """Return the name of this exact model in queues and prefix roots: other weights, another fingerprint."""
+        facts = "\0".join((self.source, self.revision or "", self.dtype, self.engine))
+        return f"{name}@{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+
+
+class Settings(BaseSettings):
+    """Everything a Longhaul process can be told, with units in the names."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="The Redis of ledger and Celery.")
+    namespace: str = Field("longhaul", pattern=r"^[a-z0-9-]+$", description="Prefix of every Redis key.")
+    store_url: str = Field("file://./longhaul-store", description="s3://bucket[/prefix] or file://directory.")
+    s3_endpoint_url: str | None = Field(None, description="Endpoint of an S3-compatible store; None is AWS.")
+    s3_region: str = "us-east-1"
+    s3_access_key_id: str | None = None
+    s3_secret_access_key: SecretStr | None = None
+
+    models: dict[str, ModelSettings] = Field(
+        {}, description="What this deployment serves: name -> model (JSON)."
+    )
+    model: str | None = Field(
+        None,
+        description="The model this worker runs; None is the only one, or 'none' for control work alone.",
+    )
+    api_keys: dict[Tenant, SecretStr] = Field(
+        {}, description="tenant -> API key (JSON). Empty: no key is asked, one tenant."
+    )
+
+    lease_seconds: float = Field(
+        30, gt=0, description="A worker not heard of for this long loses its requests."
+    )
+    heartbeat_seconds: float = Field(5, gt=0, description="How often leases are extended.")
+    poll_seconds: float = Field(
+        1, gt=0, description="How often an idle worker looks for work without being woken."
+    )
+    reap_seconds: float = Field(
+        3, gt=0, description="How often expired leases, jobs and lost units are looked for."
+    )
+    drain_seconds: float = Field(
+        25, gt=0, description="How long a worker told to stop may finish what it runs."
+    )
+
+    max_requests_per_job: int = Field(50_000, gt=0)
+    max_file_bytes: int = Field(200_000_000, gt=0)
+    max_line_bytes: int = Field(10_000_000, gt=0)
+    default_max_tokens: int | None = Field(
+        None, gt=0, description="Output limit of a request that names none; None: the rest of the context."
+    )
+
+    plan_window_requests: int = Field(
+        50_000, gt=0, description="Requests sorted together and released to feed at once."
+    )
+    shard_requests: int = Field(512, gt=0, description="Requests per plan shard.")
+    feed_window_requests: int = Field(4096, gt=0, description="Most requests of one job in Redis at a time.")
+    feed_budget_bytes: int = Field(
+        256_000_000, gt=0, description="Most bytes of prompts in Redis at a time, over all jobs."
+    )
+    scratch_dir: Path = Field(Path(tempfile.gettempdir()), description="Where sorts spill to disk.")
+
+    max_running: int = Field(64, gt=0, description="Most requests in the running batch.")
+    max_batch_tokens: int = Field(
+        65_536, gt=0, description="Most tokens (padding and outputs included) in the running batch."
+    )
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:0, ...")
+    flush_seconds: float = Field(
+        2, gt=0, description="Finished requests are written to a part at least this often."
+    )
+    flush_bytes: int = Field(4_000_000, gt=0, description="... or when this many bytes have gathered.")
+    finished_job_seconds: float = Field(
+        3600, gt=0, description="How long Redis remembers a finished job; the store keeps it."
+    )
+    cost_per_hour: float | None = Field(None, ge=0, description="Price of one worker-hour, for summary.json.")
+
+    @classmethod
+    def load(cls, **overrides: Any) -> "Settings":
+        """Read the environment; raise SettingsError that names the variable to change."""
+        known = {PREFIX + name.upper() for name in cls.model_fields}
+        for name in sorted(os.environ):
+            if name.startswith(PREFIX) and name not in known:
+                raise errors.SettingsError(f"{name} is not a setting. Known: {', '.join(sorted(known))}.")
+        try:
+            return cls(**overrides)
+        except (ValidationError, ValueError) as error:
+            raise errors.SettingsError(_readable(error)) from None
+
+    @cached_property
+    def served(self) -> str | None:
+        """The name of the model this worker runs, or None when it serves control alone."""
+        if self.model == "none":
+            return None
+        if self.model is None:
+            if len(self.models) != 1:
+                raise errors.SettingsError(
+                    f"LONGHAUL_MODEL must name one of LONGHAUL_MODELS ({', '.join(self.models) or 'empty'}), or 'none'."
+                )
+            return next(iter(self.models))
+        if self.model not in self.models:
+            raise errors.SettingsError(
+                f"LONGHAUL_MODEL={self.model!r} is not in LONGHAUL_MODELS ({', '.join(self.models) or 'empty'})."
+            )
+        return self.model
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """name -> fingerprint of every served model."""
+        return {name: model.fingerprint(name) for name, model in self.models.items()}
+
+
+def _readable(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    lines = []
+    for item in error.errors():
+        where = [str(part) for part in item["loc"]]
+        lines.append(
+            f"{PREFIX}{where[0].upper() if where else ''}{'.'.join(['', *where[1:]])}: {item['msg']}"
+        )
+    return "; ".join(lines)
