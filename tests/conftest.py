@@ -1,0 +1,46 @@
+"""Real servers for the integration tests: one Redis and one SeaweedFS for the whole run."""
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from jobs import embedded, servers
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded.RedisServer]:
+    """A Redis of this test run: `.url`, `.port`, `.server`."""
+    directory = tmp_path_factory.mktemp("redis")
+    running = embedded.RedisServer(directory, directory / "redis.log")
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.server.stop()
+
+
+@pytest.fixture
+def redis_url(redis_server: embedded.RedisServer) -> str:
+    """The URL of an empty database."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded.SeaweedServer]:
+    """An S3 store of this test run: `.endpoint_url`, `.access_key`, `.secret_key`, `.bucket`."""
+    directory = tmp_path_factory.mktemp("seaweedfs")
+    running = embedded.SeaweedServer(directory / "data", directory / "seaweedfs.log", embedded.S3Keys.make())
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.server.stop()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port that nothing listens on."""
+    return servers.free_port()
