@@ -1,1 +1,1 @@
-"""What a job is: its schemas, ledger, store, plan and results. The vocabulary that `api` and `worker` share."""
+"""What a job is: schemas, ledger, store, plan and results. The vocabulary `api` and `worker` share."""

@@ -1,4 +1,4 @@
-"""Every error Longhaul raises on purpose. The message of each is its class docstring, filled with the values."""
+"""Every error Longhaul raises on purpose. A class docstring is the message, filled with the values."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ class ParameterRefused(InvalidRequest):
 
 
 class ContextLengthExceeded(ParameterRefused):
-    """The model's context is {context} tokens, but the prompt has {prompt} and max_tokens asks for {asked} more."""
+    """The model's context is {context} tokens, the prompt has {prompt}, max_tokens asks for {asked} more."""
 
     code = "context_length_exceeded"
     param = "messages"
@@ -85,7 +85,7 @@ class RedisUnreachable(LonghaulError):
 
 
 class StoreUnreachable(LonghaulError):
-    """The store {url} cannot be used: {reason}. Check LONGHAUL_STORE_URL, LONGHAUL_S3_ENDPOINT_URL and the keys."""
+    """The store {url} cannot be used: {reason}. Check LONGHAUL_STORE_URL and LONGHAUL_S3_*."""
 
 
 class ModelUnavailable(LonghaulError):

@@ -24,7 +24,7 @@ def file_id() -> str:
 
 
 def result_file_id(job_id: str, kind: str) -> str:
-    """Return the id of a job's `output`, `errors`, `metrics` or `summary` file: the same however often it is finalized."""
+    """Return the id of a job's `output`, `errors`, `metrics` or `summary` file: a function of both."""
     return f"file-{job_id.removeprefix('batch_')}_{kind}"
 
 
@@ -38,7 +38,7 @@ def request_id(job_id: str, row: int) -> str:
 
 
 def response_id(request_id: str) -> str:
-    """Return the `batch_req_...` id of a request: a function of the request alone, so that a rerun gives the same."""
+    """Return the `batch_req_...` id of a request: a function of it alone, so that a rerun gives the same."""
     return "batch_req_" + hashlib.sha256(request_id.encode()).hexdigest()[:24]
 
 

@@ -1,6 +1,6 @@
-"""The values that modules hand to each other and that are written down: jobs, files, planned requests, results."""
+"""The values that modules hand to each other and write down: jobs, files, planned requests, results."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import orjson
@@ -10,7 +10,7 @@ class Record:
     """A frozen dataclass with a strict JSON form (NaN cannot occur: orjson writes null)."""
 
     def to_json(self) -> bytes:
-        return orjson.dumps(asdict(self))  # type: ignore[call-overload]
+        return orjson.dumps(self)
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
@@ -86,7 +86,7 @@ class ResultRow(Record):
 
 @dataclass(frozen=True)
 class PartEntry(Record):
-    """A part as the ledger knows it: `skip` are rows in it that were refused, because they counted elsewhere."""
+    """A part as the ledger knows it: `skip` are rows in it that were refused, as they count elsewhere."""
 
     name: str
     skip: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The wire objects of the Files and Batches API, as the contract names them. Strict JSON, every field always present."""
+"""The wire objects of the Files and Batches API: strict JSON, every field always present."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""The one settings class of a process. Every field is read from LONGHAUL_<NAME>; unknown names are an error."""
+"""The one settings class of a process: fields are read from LONGHAUL_<NAME>, unknown names are an error."""
 
 import hashlib
 import os
@@ -13,6 +13,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from jobs import errors
 
 PREFIX = "LONGHAUL_"
+# What the command line client reads; a shell that has them set may start servers too.
+CLIENT_VARIABLES = frozenset({"LONGHAUL_API_URL", "LONGHAUL_API_KEY"})
 Tenant = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 
 
@@ -38,7 +40,7 @@ class ModelSettings(BaseModel):
     )
 
     def fingerprint(self, name: str) -> str:
-        """Return the name of this exact model in queues and prefix roots: other weights, another fingerprint."""
+        """Return the name of this exact model in queues and prefix roots: other weights, other name."""
         facts = "\0".join((self.source, self.revision or "", self.dtype, self.engine))
         return f"{name}@{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
@@ -117,7 +119,7 @@ class Settings(BaseSettings):
         """Read the environment; raise SettingsError that names the variable to change."""
         known = {PREFIX + name.upper() for name in cls.model_fields}
         for name in sorted(os.environ):
-            if name.startswith(PREFIX) and name not in known:
+            if name.startswith(PREFIX) and name not in known | CLIENT_VARIABLES:
                 raise errors.SettingsError(f"{name} is not a setting. Known: {', '.join(sorted(known))}.")
         try:
             return cls(**overrides)
@@ -131,15 +133,15 @@ class Settings(BaseSettings):
             return None
         if self.model is None:
             if len(self.models) != 1:
-                raise errors.SettingsError(
-                    f"LONGHAUL_MODEL must name one of LONGHAUL_MODELS ({', '.join(self.models) or 'empty'}), or 'none'."
-                )
+                raise errors.SettingsError(f"LONGHAUL_MODEL must name one of {self._names}, or be 'none'.")
             return next(iter(self.models))
         if self.model not in self.models:
-            raise errors.SettingsError(
-                f"LONGHAUL_MODEL={self.model!r} is not in LONGHAUL_MODELS ({', '.join(self.models) or 'empty'})."
-            )
+            raise errors.SettingsError(f"LONGHAUL_MODEL={self.model!r} is not in {self._names}.")
         return self.model
+
+    @property
+    def _names(self) -> str:
+        return f"LONGHAUL_MODELS ({', '.join(self.models) or 'empty'})"
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:

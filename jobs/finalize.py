@@ -1,0 +1,176 @@
+"""The end of a job: merge its parts into files in input order, and write the manifest that names them, last."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any, BinaryIO
+
+import orjson
+
+from jobs import checks, ids, lines, results
+from jobs.records import FileRecord, JobRecord, Manifest, PartEntry, ResultRow
+from jobs.scratch import Scratch
+from jobs.settings import Settings
+from jobs.store import ObjectStore
+from jobs.summary import Summary
+
+_SCHEMA = "CREATE TABLE rows (row INTEGER PRIMARY KEY, answered INTEGER, failed INTEGER, line BLOB, metrics BLOB, usage BLOB)"
+NEVER_RAN = {
+    "cancelled": ("batch_cancelled", "The batch was cancelled before this request ran."),
+    "expired": ("batch_expired", "The batch expired before this request ran."),
+}
+
+
+class RowsMissing(Exception):
+    """A job that counts as complete has rows without a result: its parts are not what the ledger says."""
+
+
+class Merge:
+    """Merges the parts of one job. `state` is its terminal state; `directory` is where the files go in the store."""
+
+    def __init__(
+        self, record: JobRecord, state: str, store: ObjectStore, settings: Settings, directory: str
+    ) -> None:
+        self.record, self.state, self.store, self.settings = record, state, store, settings
+        self.directory = directory
+        self.counts = {"total": 0, "completed": 0, "failed": 0}
+        self.summary = Summary()
+
+    def run(
+        self, parts: Iterable[PartEntry], total: int | None, model: str | None, times: dict[str, float]
+    ) -> Manifest:
+        """Write the files and return the manifest that names them, not yet written. `total` None: not counted yet."""
+        kept = list(parts)
+        with Scratch(self.settings.scratch_dir, _SCHEMA) as scratch:
+            for entry in kept:
+                _load(scratch, results.read_part(self.store, self.record.id, entry))
+            (found,) = scratch.db.execute("SELECT count(*) FROM rows").fetchone()
+            self.counts["total"] = found if total is None else total
+            if self.state in NEVER_RAN:
+                kept += self._never_ran(scratch)
+            elif found != total:
+                raise RowsMissing(f"{self.record.id}: {found} of {total} rows have a result")
+            files = self._write(scratch)
+        return Manifest(
+            job_id=self.record.id,
+            state=self.state,
+            model=model,
+            times=times,
+            total=self.counts["total"],
+            completed=self.counts["completed"],
+            failed=self.counts["failed"],
+            usage=(self.summary.usage[0], self.summary.usage[1], self.summary.usage[2]),
+            files=files,
+            parts=[asdict(entry) for entry in kept],
+        )
+
+    def _never_ran(self, scratch: Scratch) -> list[PartEntry]:
+        """Give each request without a result its line, in a part of their own, for readers of /results."""
+        code, message = NEVER_RAN[self.state]
+        part = results.Part(self.record.id)
+        for row, custom_id in enumerate(self._custom_ids()):
+            self.counts["total"] = max(self.counts["total"], row + 1)
+            if custom_id and not scratch.db.execute("SELECT 1 FROM rows WHERE row = ?", (row,)).fetchone():
+                line = results.never(self.record.id, row, custom_id, code, message)
+                part.add([ResultRow(row, False, line, None)])
+        if not part.rows:
+            return []
+        part.write(self.store)
+        _load(scratch, part.rows)
+        return [PartEntry(part.name)]
+
+    def _custom_ids(self) -> Iterator[str | None]:
+        """Yield the custom_id of each row; None where the line (never validated) has none, or repeats one."""
+        with (
+            self.store.open(self.record.input_key) as stream,
+            Scratch(self.settings.scratch_dir, "CREATE TABLE ids (id BLOB PRIMARY KEY)") as seen,
+        ):
+            for line in lines.read(stream, self.settings.max_line_bytes):
+                try:
+                    custom_id = checks.check(line, self.record, self.settings.max_line_bytes).custom_id
+                except checks.LineRefused:
+                    yield None
+                    continue
+                fresh = seen.db.execute(
+                    "INSERT OR IGNORE INTO ids VALUES (?)", (custom_id.encode(),)
+                ).rowcount
+                yield custom_id if fresh else None
+
+    def _write(self, scratch: Scratch) -> dict[str, dict[str, Any]]:
+        rows = scratch.db.execute("SELECT answered, failed, line, metrics, usage FROM rows ORDER BY row")
+        with ExitStack() as stack:
+            files = _Files(self.store, self.directory, stack)
+            for answered, failed, line, metrics, usage in rows:
+                files.write("output" if answered else "errors", line)
+                self.counts["completed"] += answered
+                self.counts["failed"] += failed
+                if metrics is not None:
+                    files.write("metrics", metrics)
+                    self.summary.add(orjson.loads(metrics), orjson.loads(usage))
+            summary = self.summary.build(self.counts, self.record.created_at, self.settings.cost_per_hour)
+            files.write("summary", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+        return {
+            kind: {"id": ids.result_file_id(self.record.id, kind), "key": files.key(kind), "bytes": size}
+            for kind, size in files.sizes.items()
+        }
+
+
+class _Files:
+    """The files of a job, each opened when its first line comes."""
+
+    def __init__(self, store: ObjectStore, directory: str, stack: ExitStack) -> None:
+        self._store, self._directory, self._stack = store, directory, stack
+        self._open: dict[str, BinaryIO] = {}
+        self.sizes: dict[str, int] = {}
+
+    def key(self, kind: str) -> str:
+        return f"{self._directory}{kind}.{'json' if kind == 'summary' else 'jsonl'}"
+
+    def write(self, kind: str, line: bytes) -> None:
+        if kind not in self._open:
+            self._open[kind] = self._stack.enter_context(self._store.writer(self.key(kind)))
+        self._open[kind].write(line + b"\n")
+        self.sizes[kind] = self.sizes.get(kind, 0) + len(line) + 1
+
+
+def manifest_key(job_id: str) -> str:
+    return f"jobs/{job_id}/manifest.json"
+
+
+def publish(store: ObjectStore, record: JobRecord, manifest: Manifest) -> Manifest:
+    """Write the manifest unless another finalizer was first, then the file records of the one that counts."""
+    if not store.put_new(manifest_key(record.id), manifest.to_json()):
+        manifest = Manifest.from_json(store.get(manifest_key(record.id)))
+    created = int(max(manifest.times.values(), default=record.created_at))
+    expires = created + record.output_expires_seconds if record.output_expires_seconds else None
+    for kind, made in manifest.files.items():
+        name = made["key"].rsplit("/", 1)[-1]
+        file = FileRecord(
+            id=made["id"],
+            tenant=record.tenant,
+            filename=f"{record.id}_{name}",
+            purpose="batch_output",
+            bytes=made["bytes"],
+            created_at=created,
+            key=made["key"],
+            expires_at=expires,
+        )
+        store.put(f"file-records/{record.tenant}/{file.id}.json", file.to_json())
+    return manifest
+
+
+def _load(scratch: Scratch, rows: Iterable[ResultRow]) -> None:
+    scratch.db.executemany(
+        "INSERT OR IGNORE INTO rows VALUES (?, ?, ?, ?, ?, ?)",
+        (
+            (
+                row.row,
+                row.line["error"] is None and not row.failed,
+                row.failed,
+                orjson.dumps(row.line),
+                None if row.metrics is None else orjson.dumps(row.metrics),
+                orjson.dumps(row.usage),
+            )
+            for row in rows
+        ),
+    )

@@ -1,0 +1,169 @@
+"""Plan a job: check every line, render and tokenize, deduplicate, bucket, and order by prefix.
+
+Two passes over the input. The first finds every structural error and counts the requests, so that nothing runs
+of a file that is wrong. The second goes window by window: each is sorted on disk, then released in shards.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from jobs import bodies, checks, errors, lines, results, schema
+from jobs.records import JobRecord, PlannedRequest, ResultRow
+from jobs.scratch import Scratch
+from jobs.settings import Settings
+from jobs.store import ObjectStore
+from jobs.tokens import Tokenizer
+from jobs.window import Prepared, Window, prepare
+
+MAX_ERRORS = 1000
+BATCH = 256
+
+
+class Sink(Protocol):
+    """Where a plan goes, step by step."""
+
+    def begin(self, total: int, model: str) -> None: ...
+    def refuse(self, rows: list[ResultRow]) -> None: ...
+    def release(self, shards: list[str], planned: int) -> None: ...
+
+
+class InvalidInput(Exception):
+    """The input file is wrong as a whole; `errors` holds what is wrong with each line, the first 1,000."""
+
+    def __init__(self, found: list[schema.LineError]) -> None:
+        super().__init__(f"{len(found)} errors")
+        self.errors = found
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans one job. `prefix` is where its shards lie in the store."""
+
+    record: JobRecord
+    settings: Settings
+    store: ObjectStore
+    tokenizer_of: Callable[[str], Tokenizer]
+    prefix: str
+
+    def plan(self, sink: Sink) -> None:
+        """Plan the whole job into `sink`; raises InvalidInput, or ModelUnavailable."""
+        total, model = self.scan()
+        tokenizer = self.tokenizer_of(model)
+        sink.begin(total, model)
+        shard = 0
+        for first in range(0, total, self.settings.plan_window_requests):
+            with Window(self.settings.scratch_dir) as window:
+                for batch in self._batches(first):
+                    sink.refuse(self._admit(window, batch, tokenizer))
+                names = []
+                for requests in window.shards(self.record, model, self.settings.shard_requests):
+                    names.append(f"{self.prefix}{shard:06}.jsonl")
+                    self._write(names[-1], requests)
+                    shard += 1
+                sink.release(names, window.planned)
+
+    def scan(self) -> tuple[int, str]:
+        """Return (number of requests, model); raises InvalidInput with all errors of the file."""
+        found: list[schema.LineError] = []
+        model, total = None, 0
+        with Scratch(
+            self.settings.scratch_dir, "CREATE TABLE ids (id BLOB PRIMARY KEY, line INTEGER)"
+        ) as seen:
+            for line in self._lines():
+                total += 1
+                if total > self.settings.max_requests_per_job:
+                    message = f"More than {total - 1} requests (LONGHAUL_MAX_REQUESTS_PER_JOB)."
+                    found.append(
+                        schema.LineError(code="too_many_requests", message=message, line=line.number)
+                    )
+                    break
+                try:
+                    request = checks.check(line, self.record, self.settings.max_line_bytes)
+                    model = model or request.model
+                    self._same_model(request, model)
+                    _unique(seen, request)
+                except checks.LineRefused as refused:
+                    found.append(refused.error)
+                    if len(found) >= MAX_ERRORS:
+                        break
+        if not total:
+            found.append(schema.LineError(code="empty_file", message="The input file has no request."))
+        if found or model is None:
+            raise InvalidInput(found)
+        return total, model
+
+    def _lines(self) -> Iterator[lines.Line]:
+        with self.store.open(self.record.input_key) as stream:
+            yield from lines.read(stream, self.settings.max_line_bytes)
+
+    def _same_model(self, request: checks.InputLine, model: str) -> None:
+        if request.model != model:
+            message = (
+                f"This line asks for {request.model!r}, the lines before for {model!r}: one model a batch."
+            )
+            raise checks.LineRefused(request.number, "mismatched_model", message, "body.model")
+        if model not in self.settings.models:
+            served = ", ".join(self.settings.models) or "none"
+            message = f"Model {model!r} is not served here. Served: {served}."
+            raise checks.LineRefused(request.number, "model_not_found", message, "body.model")
+
+    def _batches(self, first: int) -> Iterator[list[tuple[int, checks.InputLine]]]:
+        """Yield the window's requests from row `first` on, some at a time."""
+        batch: list[tuple[int, checks.InputLine]] = []
+        end = first + self.settings.plan_window_requests
+        for row, line in enumerate(self._lines()):
+            if row >= end:
+                break
+            if row >= first:
+                batch.append((row, checks.check(line, self.record, self.settings.max_line_bytes)))
+            if len(batch) == BATCH:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+    def _admit(
+        self, window: Window, batch: list[tuple[int, checks.InputLine]], tokenizer: Tokenizer
+    ) -> list[ResultRow]:
+        """Put the good requests of a batch into the window; return the rows of the refused ones."""
+        good: list[Prepared] = []
+        refused = []
+        for row, line in batch:
+            try:
+                if line.refusal:
+                    raise errors.ParameterRefused(line.refusal, param="messages")
+                body = bodies.read(self.record.endpoint, line.body)
+                good.append(prepare(row, line.custom_id, body, tokenizer))
+            except errors.ParameterRefused as error:
+                refused.append(results.refused(self.record.id, row, line.custom_id, error))
+        for request, prompt_ids in zip(good, encode(good, tokenizer), strict=True):
+            try:
+                limits = (tokenizer.context_tokens, self.settings.default_max_tokens)
+                window.add(self.record, request.fitted(len(prompt_ids), *limits), prompt_ids)
+            except errors.ParameterRefused as error:
+                refused.append(results.refused(self.record.id, request.row, request.custom_id, error))
+        return refused
+
+    def _write(self, name: str, requests: list[PlannedRequest]) -> None:
+        self.store.put(name, b"".join(request.to_json() + b"\n" for request in requests))
+
+
+def encode(requests: list[Prepared], tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the prompt ids of prepared requests, in their order."""
+    chats = iter(
+        tokenizer.encode_chats([r.prompt for r in requests if r.rendered and isinstance(r.prompt, str)])
+    )
+    raw = iter(
+        tokenizer.encode_prompts([r.prompt for r in requests if not r.rendered and isinstance(r.prompt, str)])
+    )
+    return [r.prompt if isinstance(r.prompt, list) else next(chats if r.rendered else raw) for r in requests]
+
+
+def _unique(seen: Scratch, request: checks.InputLine) -> None:
+    key = request.custom_id.encode()
+    if seen.db.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (key, request.number)).rowcount:
+        return
+    (first,) = seen.db.execute("SELECT line FROM ids WHERE id = ?", (key,)).fetchone()
+    message = f"custom_id {request.custom_id!r} was used on line {first} already."
+    raise checks.LineRefused(request.number, "duplicate_custom_id", message, "custom_id")

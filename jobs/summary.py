@@ -1,0 +1,74 @@
+"""The summary of a finished job, from the metrics of its requests."""
+
+from collections import defaultdict
+from typing import Any
+
+PERCENTILES = (50, 90, 99)
+LATENCIES = ("queue_seconds", "ttft_seconds", "inter_token_seconds", "e2e_seconds")
+
+
+class Summary:
+    """Gathers metrics one by one; holds some numbers per request, no text."""
+
+    def __init__(self) -> None:
+        self.usage = [0, 0, 0]
+        self._latencies: dict[str, list[float]] = {name: [] for name in LATENCIES}
+        self._spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self._computed = self._deduplicated = self._retried = 0
+
+    def add(self, metrics: dict[str, Any], usage: tuple[int, int, int]) -> None:
+        self.usage = [total + one for total, one in zip(self.usage, usage, strict=True)]
+        if metrics["deduplicated_from"] is not None:
+            self._deduplicated += 1
+            return
+        self._computed += 1
+        self._retried += metrics["attempts"] > 0
+        for name, values in self._latencies.items():
+            if metrics[name] is not None:
+                values.append(metrics[name])
+        self._spans[metrics["worker"]].append((metrics["started_at"], metrics["finished_at"]))
+
+    def build(self, counts: dict[str, int], created_at: float, cost_per_hour: float | None) -> dict[str, Any]:
+        """Return `summary.json`. Ratios are null when nothing ran; worker_seconds counts time with work of this job."""
+        prompt, cached, completion = self.usage
+        last = max((end for spans in self._spans.values() for _, end in spans), default=created_at)
+        first = min((start for spans in self._spans.values() for start, _ in spans), default=created_at)
+        worker_seconds = sum(_covered(spans) for spans in self._spans.values())
+        ran = self._computed + self._deduplicated
+        return {
+            "counts": counts,
+            "tokens": {"prompt": prompt, "cached": cached, "completion": completion},
+            "latency": {name: _percentiles(values) for name, values in self._latencies.items()},
+            "seconds": last - created_at,
+            "running_seconds": last - first,
+            "tokens_per_second": completion / (last - first) if last > first else None,
+            "prefix_hit_ratio": cached / prompt if prompt else None,
+            "dedupe_ratio": self._deduplicated / ran if ran else None,
+            "padding_ratio": None,
+            "retried_requests": self._retried,
+            "workers": len(self._spans),
+            "worker_seconds": worker_seconds,
+            "cost": None if cost_per_hour is None else worker_seconds / 3600 * cost_per_hour,
+        }
+
+
+def percentile(ordered: list[float], percent: float) -> float:
+    """Return the nearest-rank percentile of a sorted list that is not empty."""
+    rank = max(1, -(-len(ordered) * percent // 100))
+    return ordered[int(rank) - 1]
+
+
+def _percentiles(values: list[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    return {f"p{percent}": percentile(ordered, percent) for percent in PERCENTILES}
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """Return the length of the union of time spans, in seconds."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

@@ -1,0 +1,166 @@
+"""A model's tokenizer and chat template. transformers is imported when one is loaded, not before."""
+
+import json
+import os
+import re
+from collections import OrderedDict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+from jobs import errors
+from jobs.settings import ModelSettings
+
+_CACHED_SEGMENT_CHARACTERS = 256
+_CACHE_CHARACTERS = 4_000_000
+
+
+class Tokenizer:
+    """Text to token ids and back, chats to text, for one model."""
+
+    def __init__(self, tokenizer: Any, context_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._segments = _Segments(tokenizer) if _splits_at_special_tokens(tokenizer) else None
+        self.context_tokens = context_tokens
+        self.vocabulary = len(tokenizer)
+
+    @classmethod
+    def load(cls, name: str, model: ModelSettings) -> Self:
+        """Load tokenizer, template and context length, without the weights; raises ModelUnavailable."""
+        try:
+            location, options = locate(model)
+            from transformers import AutoConfig, AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(location, **options)
+            config = None if model.context_tokens else AutoConfig.from_pretrained(location, **options)
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise errors.ModelUnavailable(name=name, source=model.source, reason=reason) from None
+        return cls(tokenizer, model.context_tokens or context_of(config, tokenizer))
+
+    def chat(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+        """Render messages with the model's template; raises ParameterRefused with the template's own words."""
+        if not self._tokenizer.chat_template:
+            raise errors.ParameterRefused(
+                "This model has no chat template: use /v1/completions.", param="messages"
+            )
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **options
+            )
+        except (
+            Exception
+        ) as error:  # a template is a program of the model's author: whatever it raises is the line's
+            raise errors.ParameterRefused(
+                f"The chat template refused the messages: {error}", param="messages"
+            ) from None
+        return text
+
+    def encode_chats(self, texts: list[str]) -> list[list[int]]:
+        """Encode rendered chats: their special tokens are in the text already."""
+        return self._segments.encode(texts) if self._segments else self._encode(texts, special=False)
+
+    def encode_prompts(self, texts: list[str]) -> list[list[int]]:
+        """Encode raw prompts, with the special tokens that the model puts around them."""
+        return self._encode(texts, special=True)
+
+    def _encode(self, texts: list[str], special: bool) -> list[list[int]]:
+        if not texts:
+            return []
+        ids: list[list[int]] = self._tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+
+class _Segments:
+    """Encode text piece by piece between special tokens, and remember long pieces.
+
+    A tokenizer splits at special tokens before anything else, so the pieces are independent; a system prompt
+    that every request of a job repeats is encoded once. Only for tokenizers that `_splits_at_special_tokens`.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._backend = tokenizer.backend_tokenizer
+        self._ids = {str(token): id for id, token in tokenizer.added_tokens_decoder.items()}
+        longest_first = sorted(self._ids, key=len, reverse=True)
+        self._splitter = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        self._known: OrderedDict[str, list[int]] = OrderedDict()
+        self._characters = 0
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        split = [[piece for piece in self._splitter.split(text) if piece] for text in texts]
+        fresh = list({p for pieces in split for p in pieces if p not in self._ids and p not in self._known})
+        encodings = self._backend.encode_batch_fast(fresh, add_special_tokens=False)
+        ids = {piece: encoding.ids for piece, encoding in zip(fresh, encodings, strict=True)}
+        result = []
+        for pieces in split:
+            prompt: list[int] = []
+            for piece in pieces:
+                special = self._ids.get(piece)
+                if special is not None:
+                    prompt.append(special)
+                else:
+                    prompt.extend(ids[piece] if piece in ids else self._known[piece])
+            result.append(prompt)
+        self._remember(ids)
+        return result
+
+    def _remember(self, ids: dict[str, list[int]]) -> None:
+        for piece, piece_ids in ids.items():
+            if len(piece) >= _CACHED_SEGMENT_CHARACTERS:
+                self._known[piece] = piece_ids
+                self._characters += len(piece)
+        while self._characters > _CACHE_CHARACTERS:
+            self._characters -= len(self._known.popitem(last=False)[0])
+
+
+def _splits_at_special_tokens(tokenizer: Any) -> bool:
+    """Tell whether encoding the pieces between added tokens one by one gives exactly the ids of the whole."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    added = tokenizer.added_tokens_decoder.values()
+    if backend is None or not added:
+        return False
+    if any(token.lstrip or token.rstrip or token.single_word or token.normalized for token in added):
+        return False
+    # Metaspace may treat the first piece of a text in another way than the rest.
+    pipeline = json.loads(backend.to_str())
+    return "Metaspace" not in json.dumps([pipeline["pre_tokenizer"], pipeline["normalizer"]])
+
+
+def locate(model: ModelSettings) -> tuple[str, dict[str, Any]]:
+    """Return what `from_pretrained` takes for a source: (hub id or directory, options). OSError: no such path."""
+    options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
+    path = Path(model.source).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise FileNotFoundError("no such file")
+        return str(path.parent), options | {"gguf_file": path.name}
+    if path.is_dir():
+        return str(path), options
+    if model.source.startswith((".", "/", "~")) or model.source.count("/") > 1:
+        raise FileNotFoundError("no such directory")
+    return model.source, options | {"revision": model.revision, "local_files_only": _offline()}
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
+
+
+def context_of(config: Any, tokenizer: Any) -> int:
+    """Return a model's context in tokens: the smaller of what its config and its tokenizer say."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    known = [getattr(text, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len")]
+    limits = [limit for limit in known if isinstance(limit, int) and limit > 0][:1]
+    declared = getattr(tokenizer, "model_max_length", None)
+    if isinstance(declared, int) and 0 < declared < 10**9:
+        limits.append(declared)
+    return min(limits, default=1 << 20)
+
+
+@lru_cache(maxsize=8)
+def cached(name: str, model: ModelSettings) -> Tokenizer:
+    """Return the tokenizer of a served model, loaded once per process."""
+    return Tokenizer.load(name, model)

@@ -1,0 +1,143 @@
+"""A window of a plan: requests that are deduplicated and sorted together, on disk."""
+
+import hashlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from sys import byteorder
+from typing import Any
+
+import orjson
+
+from jobs import bodies, buckets, errors, ids
+from jobs.records import JobRecord, PlannedRequest
+from jobs.scratch import Scratch
+from jobs.tokens import Tokenizer
+
+_SCHEMA = """
+CREATE TABLE requests (row INTEGER PRIMARY KEY, custom_id TEXT, bucket INTEGER, tokens BLOB, params BLOB);
+CREATE TABLE leaders (key BLOB PRIMARY KEY, row INTEGER) WITHOUT ROWID;
+CREATE TABLE followers (leader INTEGER, row INTEGER, custom_id TEXT, PRIMARY KEY (leader, row)) WITHOUT ROWID
+"""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request whose body is valid: its prompt as text (`rendered` by the chat template or not) or token ids."""
+
+    row: int
+    custom_id: str
+    prompt: str | list[int]
+    rendered: bool
+    params: dict[str, Any]
+
+    def fitted(self, prompt_tokens: int, context: int, default: int | None) -> "Prepared":
+        """Return the request with max_tokens settled; raises ContextLengthExceeded, ParameterRefused."""
+        room, asked = context - prompt_tokens, self.params["max_tokens"]
+        if not prompt_tokens:
+            raise errors.ParameterRefused("The prompt has no tokens.", param="prompt")
+        if room < (asked or 1):
+            raise errors.ContextLengthExceeded(
+                param="messages" if self.rendered else "prompt",
+                context=context,
+                prompt=prompt_tokens,
+                asked=asked or 1,
+            )
+        settled = asked or min(default or room, room)
+        if self.params["min_tokens"] > settled:
+            message = f"min_tokens={self.params['min_tokens']} is more than max_tokens={settled}."
+            raise errors.ParameterRefused(message, param="min_tokens")
+        return replace(self, params=self.params | {"max_tokens": settled})
+
+
+def prepare(row: int, custom_id: str, body: bodies.Body, tokenizer: Tokenizer) -> Prepared:
+    """Render a body into a prompt; raises ParameterRefused."""
+    if isinstance(body, bodies.ChatBody):
+        text = tokenizer.chat([message.plain() for message in body.messages], body.chat_template_kwargs)
+        return Prepared(row, custom_id, text, True, body.params())
+    assert isinstance(body, bodies.CompletionBody)
+    if isinstance(body.prompt, list) and max(body.prompt) >= tokenizer.vocabulary:
+        message = f"Token id {max(body.prompt)} is outside the vocabulary of {tokenizer.vocabulary}."
+        raise errors.ParameterRefused(message, param="prompt")
+    return Prepared(row, custom_id, body.prompt, False, body.params())
+
+
+class Window(Scratch):
+    """Requests of one window. Tokens lie as big-endian words, so that byte order is token order."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, _SCHEMA)
+        self.planned = 0
+        self._deduplicated = False
+
+    def add(self, record: JobRecord, request: Prepared, prompt_ids: list[int]) -> None:
+        """Take a request; one that equals an earlier deterministic one becomes its follower."""
+        tokens, params = _pack(prompt_ids), request.params
+        sampled = params["temperature"] > 0
+        if not sampled or params["seed"] is not None:
+            key = hashlib.sha256(tokens + orjson.dumps(params, option=orjson.OPT_SORT_KEYS)).digest()
+            if not self.db.execute(
+                "INSERT OR IGNORE INTO leaders VALUES (?, ?)", (key, request.row)
+            ).rowcount:
+                (leader,) = self.db.execute("SELECT row FROM leaders WHERE key = ?", (key,)).fetchone()
+                self.db.execute(
+                    "INSERT INTO followers VALUES (?, ?, ?)", (leader, request.row, request.custom_id)
+                )
+                self._deduplicated = True
+                return
+        else:
+            params = params | {"seed": ids.seed(ids.request_id(record.id, request.row))}
+        bucket = buckets.bucket(len(prompt_ids))
+        values = (request.row, request.custom_id, bucket, tokens, orjson.dumps(params))
+        self.db.execute("INSERT INTO requests VALUES (?, ?, ?, ?, ?)", values)
+        self.planned += 1
+
+    def shards(self, record: JobRecord, model: str, size: int) -> Iterator[list[PlannedRequest]]:
+        """Yield the window in plan order, `size` requests at a time.
+
+        Longest bucket first, so that what takes longest does not start last; then by token sequence, so that
+        equal prefixes are neighbours.
+        """
+        shard: list[PlannedRequest] = []
+        rows = self.db.execute("SELECT * FROM requests ORDER BY bucket DESC, tokens, row")
+        for row, custom_id, bucket, tokens, params in rows:
+            shard.append(
+                PlannedRequest(
+                    id=ids.request_id(record.id, row),
+                    job_id=record.id,
+                    row=row,
+                    custom_id=custom_id,
+                    endpoint=record.endpoint,
+                    model=model,
+                    bucket=bucket,
+                    created_at=record.created_at,
+                    prompt_ids=_unpack(tokens),
+                    params=orjson.loads(params),
+                    followers=self._followers(row),
+                )
+            )
+            if len(shard) == size:
+                yield shard
+                shard = []
+        if shard:
+            yield shard
+
+    def _followers(self, row: int) -> list[tuple[int, str]]:
+        if not self._deduplicated:
+            return []
+        return self.db.execute("SELECT row, custom_id FROM followers WHERE leader = ?", (row,)).fetchall()
+
+
+def _pack(prompt_ids: list[int]) -> bytes:
+    words = array("I", prompt_ids)
+    if byteorder == "little":
+        words.byteswap()
+    return words.tobytes()
+
+
+def _unpack(tokens: bytes) -> list[int]:
+    words = array("I", tokens)
+    if byteorder == "little":
+        words.byteswap()
+    return words.tolist()
