@@ -1,9 +1,9 @@
 """The embedded Redis and S3 store: real servers on 127.0.0.1, started as child processes."""
 
+import json
 import os
 import secrets
-import signal
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class RedisServer:
         }
         for name, value in options.items():
             command += [f"--{name}", value]
-        self.server = servers.Server("Redis", command, log, death_signal=signal.SIGTERM)
+        self.server = servers.Server("Redis", command, log)
 
     @property
     def url(self) -> str:
@@ -67,6 +67,17 @@ class S3Keys:
     def make(cls) -> "S3Keys":
         """Return new random keys."""
         return cls(access_key=f"lh{secrets.token_hex(9)}", secret_key=secrets.token_hex(20))
+
+    @classmethod
+    def load(cls, path: Path) -> "S3Keys":
+        """Return the keys kept at `path`, made on the first call and readable by this user alone."""
+        if path.exists():
+            return cls(**json.loads(path.read_text()))
+        keys = cls.make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(asdict(keys)))
+        return keys
 
 
 class SeaweedServer:
@@ -102,14 +113,7 @@ class SeaweedServer:
             "AWS_ACCESS_KEY_ID": keys.access_key,
             "AWS_SECRET_ACCESS_KEY": keys.secret_key,
         }
-        self.server = servers.Server(
-            "SeaweedFS",
-            command,
-            log,
-            environment=environment,
-            directory=directory,
-            death_signal=signal.SIGTERM,
-        )
+        self.server = servers.Server("SeaweedFS", command, log, environment=environment, directory=directory)
 
     @property
     def endpoint_url(self) -> str:

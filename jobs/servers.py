@@ -14,12 +14,12 @@ from pathlib import Path
 
 from jobs import errors
 
-# Runs before the program: the kernel will send it a signal when the process that started it dies, however it
-# dies. Done in a small Python of its own because code between fork and exec is not safe in a threaded parent.
+# Runs before the program: the kernel will kill it when the process that started it dies, however it dies.
+# Done in a small Python of its own because code between fork and exec is not safe in a threaded parent.
 _SHIM = """\
 import ctypes, os, sys
-number, parent, program = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-ctypes.CDLL(None).prctl(1, number, 0, 0, 0)
+parent, program = int(sys.argv[1]), sys.argv[2:]
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() != parent:
     sys.exit(1)
 os.execvp(program[0], program)
@@ -32,7 +32,10 @@ class ServerFailed(errors.LonghaulError):
 
 
 class Server:
-    """One child process in a session of its own (Ctrl-C does not reach it), with its log in a file."""
+    """One child process in a session of its own (Ctrl-C does not reach it), with its log in a file.
+
+    Start it in a thread that lives as long as it should: the kernel counts the thread as the parent.
+    """
 
     def __init__(
         self,
@@ -43,13 +46,12 @@ class Server:
         environment: Mapping[str, str] | None = None,
         directory: Path | None = None,
         stop_seconds: float = 10,
-        death_signal: signal.Signals = signal.SIGKILL,
     ) -> None:
         self.name = name
         self.log = log
         self.stop_seconds = stop_seconds
         log.parent.mkdir(parents=True, exist_ok=True)
-        shim = [sys.executable, "-I", "-S", "-c", _SHIM, str(int(death_signal)), str(os.getpid())]
+        shim = [sys.executable, "-I", "-S", "-c", _SHIM, str(os.getpid())]
         with log.open("ab") as output:
             self._log_start = output.tell()
             self.process = subprocess.Popen(
@@ -81,12 +83,15 @@ class Server:
         """Return the error for `reason`, with the last lines this process logged."""
         return ServerFailed(name=self.name, reason=reason, log=self.log, tail=self.tail())
 
-    def tail(self, lines: int = 15) -> str:
-        """Return the last lines that this start of the server wrote to its log."""
+    def output(self) -> str:
+        """Return what this start of the server has logged."""
         with self.log.open("rb") as log:
             log.seek(self._log_start)
-            text = log.read().decode(errors="replace")
-        return "\n".join("  " + line for line in text.splitlines()[-lines:]) or "  (nothing)"
+            return log.read().decode(errors="replace")
+
+    def tail(self, lines: int = 15) -> str:
+        """Return the last lines that this start of the server has logged, indented."""
+        return "\n".join("  " + line for line in self.output().splitlines()[-lines:]) or "  (nothing)"
 
     def stop(self) -> None:
         """Terminate the process and wait; kill its whole group when it does not end in `stop_seconds`."""

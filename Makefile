@@ -1,0 +1,44 @@
+# Everything works in a fresh clone: .venv, packages and the model are made when they are missing.
+#   PYTHON=python3.12        the Python of .venv (default: the first of 3.11, 3.12, 3.13)
+#   TORCH_INDEX=URL          one more package index, for machines whose default torch is not the build you want
+PY := .venv/bin/python
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run up test test-all check format bench bootstrap model clean
+
+help: ## show this
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' Makefile | expand -t 20
+
+run: model ## run a batch of real prompts through the whole system, then stop it (ARGS="--requests 16")
+	@$(PY) -m bench.demo $(ARGS)
+
+up: model ## start Redis, store, API and a worker; leave them running until Ctrl-C
+	@$(PY) -m jobs.cli up --model "SmolLM2-135M-Instruct=$$($(PY) -m worker.engine.smollm2)" $(ARGS)
+
+test: model ## the everyday tests, on real servers (ARGS="-k ledger")
+	@$(PY) -m pytest -m "not long" $(ARGS)
+
+test-all: model ## also the long tier: chaos rounds, fuzzing, 50,000 lines
+	@$(PY) -m pytest $(ARGS)
+
+check: bootstrap ## ruff, format, mypy
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+format: bootstrap ## let ruff put the format right
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+bench: model ## the system's own cost: lines per second and peak memory with an engine that echoes
+	@$(PY) -m bench.system --json $(ARGS)
+
+bootstrap: ## make or repair .venv
+	@infra/bootstrap
+
+model: bootstrap ## put SmolLM2-135M-Instruct into the cache
+	@$(PY) -m worker.engine.smollm2 >/dev/null
+
+clean: ## forget what `make run` and `make up` stored; keep .venv and the model
+	rm -rf .longhaul
