@@ -1,0 +1,153 @@
+"""The `longhaul` command: its group, how errors become exit codes, and commands that other packages add."""
+
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import click
+
+from jobs import client, commands, errors
+
+PLUGINS = "longhaul.commands"
+# What --help says of a plugin, so that listing the commands imports none of them.
+_PLUGIN_HELP = {"run": "Run a file through a model in this process; no servers."}
+
+
+class MissingExtra(errors.LonghaulError):
+    """'longhaul {command}' needs the module {module!r}. Install it: pip install 'longhaul[worker]'"""
+
+
+class Failure(click.ClickException):
+    """An error the user can act on: one line on standard error, no traceback."""
+
+    def show(self, file: object = None) -> None:
+        click.echo(f"longhaul: {self.message}", err=True)
+
+
+class Unreachable(Failure):
+    exit_code = 5
+
+
+class Commands(click.Group):
+    """A group that also offers the entry points of `longhaul.commands`, imported only when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_plugins()})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        own = super().get_command(ctx, cmd_name)
+        if own or cmd_name not in _plugins():
+            return own
+        return click.Command(cmd_name, short_help=_PLUGIN_HELP.get(cmd_name, "Added by a plugin."))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in self.commands or name is None:
+            return name, command, rest
+        try:
+            return name, _plugins()[name].load(), rest
+        except ModuleNotFoundError as error:
+            raise MissingExtra(command=name, module=error.name) from None
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except client.ServerUnreachable as error:
+            raise Unreachable(str(error)) from None
+        except errors.LonghaulError as error:
+            raise Failure(str(error)) from None
+        except ModuleNotFoundError as error:
+            if ctx.invoked_subcommand not in _plugins():
+                raise
+            raise Failure(str(MissingExtra(command=ctx.invoked_subcommand, module=error.name))) from None
+        except KeyboardInterrupt:
+            click.echo("longhaul: interrupted", err=True)
+            sys.exit(130)
+
+
+def _plugins() -> dict[str, metadata.EntryPoint]:
+    return {point.name: point for point in metadata.entry_points(group=PLUGINS)}
+
+
+@click.group(
+    "longhaul",
+    cls=Commands,
+    commands=commands.CLIENT,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="longhaul")
+def main() -> None:
+    """Batch LLM inference on your own GPUs.
+
+    \b
+    longhaul up --model smol=HuggingFaceTB/SmolLM2-135M-Instruct
+    longhaul submit prompts.jsonl --watch
+    longhaul results batch_01... -o results/
+
+    Commands that talk to a server take --url and --api-key, or read LONGHAUL_API_URL and
+    LONGHAUL_API_KEY. --json prints one JSON object a line, for programs.
+
+    \b
+    Exit codes:
+      0    done; a job that was reported on has no failed request (or still runs)
+      1    an error that the message names
+      2    wrong usage
+      3    the job ended, but some of its requests failed
+      4    the job itself failed, expired or was cancelled
+      5    the server cannot be reached
+      130  interrupted by Ctrl-C
+
+    \b
+    Completion: eval "$(_LONGHAUL_COMPLETE=bash_source longhaul)"   (or zsh_source, fish_source)
+    """
+
+
+@main.command()
+@click.option(
+    "models",
+    "--model",
+    metavar="NAME=SOURCE",
+    multiple=True,
+    help="A model to serve: a hub id, a local directory or a GGUF file. Repeatable; the first one is run.",
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: a free port."
+)
+@click.option(
+    "directory",
+    "--dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(".longhaul"),
+    show_default=True,
+    help="Where data and logs are kept.",
+)
+@click.option("--workers", type=click.IntRange(min=0), default=1, show_default=True)
+def up(models: tuple[str, ...], port: int, directory: Path, workers: int) -> None:
+    """Start everything on this machine: Redis, store, API and workers.
+
+    Nothing needs to be installed or configured by hand. Data and logs lie in --dir and are found again by the
+    next start. Ctrl-C stops all of it; unfinished jobs go on at the next start.
+
+    \b
+    longhaul up --model smol=HuggingFaceTB/SmolLM2-135M-Instruct
+    longhaul up --model llama=/models/llama-3.gguf --workers 2 --port 8080
+    """
+    from jobs import stack
+
+    if not models and "LONGHAUL_MODELS" not in os.environ:
+        raise click.UsageError("Name at least one model: --model NAME=SOURCE (or LONGHAUL_MODELS).")
+    served = dict(_model(text) for text in models) or None
+    with stack.Stack(directory, models=served, workers=workers, api_port=port) as running:
+        click.echo(f"The API listens at {running.api_url}; data and logs lie in {running.directory}.")
+        click.echo(f"In another shell: export LONGHAUL_API_URL={running.api_url}")
+        running.wait(click.echo)
+
+
+def _model(text: str) -> tuple[str, dict[str, str]]:
+    name, equals, source = text.partition("=")
+    if not (name and equals and source):
+        raise click.BadParameter(f"{text!r} is not NAME=SOURCE.", param_hint="--model")
+    return name, {"source": source}

@@ -1,0 +1,126 @@
+"""What `results` does: bring a job's output and error lines to files or standard output."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from jobs import client, errors
+
+KINDS = ("output", "errors")
+Targets = Mapping[str, Path | None]
+"""Where each kind of line goes; None is standard output."""
+
+
+class NotFinished(errors.LonghaulError):
+    """{job} is {status} ({done} of {total} requests): its files are written when it ends.
+    Wait with 'longhaul watch {job}', or take what is finished with 'longhaul results {job} --follow'."""
+
+
+def targets(job_id: str, place: str | None, only_errors: bool) -> Targets:
+    """Return where lines go: a directory takes both kinds, a file or standard output one of them."""
+    kinds = ("errors",) if only_errors else KINDS
+    if place is None or place == "-":
+        return {kinds[0]: None}
+    path = Path(place)
+    if place.endswith(os.sep) or path.is_dir():
+        return {kind: path / f"{job_id}_{kind}.jsonl" for kind in kinds}
+    return {kinds[0]: path}
+
+
+def fetch(api: client.Client, batch: client.Batch, to: Targets) -> None:
+    """Download a finished job's files; a kind without lines leaves an empty file.
+
+    Raises NotFinished. A file appears under its name only when it is whole.
+    """
+    if not batch.ended:
+        raise NotFinished(
+            job=batch.id, status=batch.status, done=batch.done, total=batch.request_counts.total
+        )
+    sources = {"output": batch.output_file_id, "errors": batch.error_file_id}
+    for kind, path in to.items():
+        file_id = sources[kind]
+        with _whole(path) as stream:
+            for chunk in api.content(file_id) if file_id else ():
+                stream.write(chunk)
+
+
+def follow(
+    api: client.Client,
+    job_id: str,
+    to: Targets,
+    *,
+    poll_seconds: float = 1.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> client.Batch:
+    """Write lines as their requests finish, in that order, until the job has ended and all are written."""
+    cursor: str | None = None
+    seen: set[str] = set()
+    with contextlib.ExitStack() as stack:
+        streams = {kind: stack.enter_context(_growing(path)) for kind, path in to.items()}
+        while True:
+            found = api.results(job_id, cursor)
+            try:
+                for data in found:
+                    line = orjson.loads(data)
+                    stream = streams.get(kind_of(line))
+                    if stream and line["id"] not in seen:
+                        stream.write(data + b"\n")
+                    seen.add(line["id"])
+            except client.ServerRefused as error:
+                if cursor is None or error.status != 409:
+                    raise
+                # The queue was rebuilt and the cursor is void: read from the start, past what is written.
+                cursor = None
+                continue
+            for stream in streams.values():
+                stream.flush()
+            if found.ended:
+                return api.batch(job_id)
+            cursor = found.after
+            sleep(poll_seconds)
+
+
+def kind_of(line: dict[str, Any]) -> str:
+    """Tell to which of a job's files a line belongs."""
+    response = line["response"]
+    return "output" if response is not None and response["status_code"] < 400 else "errors"
+
+
+@contextlib.contextmanager
+def _growing(path: Path | None) -> Iterator[IO[bytes]]:
+    if path is None:
+        yield sys.stdout.buffer
+        return
+    with _named(path), path.open("wb") as stream:
+        yield stream
+
+
+@contextlib.contextmanager
+def _whole(path: Path | None) -> Iterator[IO[bytes]]:
+    if path is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    partial = path.with_name(path.name + ".part")
+    with _named(path):
+        with partial.open("wb") as stream, contextlib.ExitStack() as unless_whole:
+            unless_whole.callback(partial.unlink)
+            yield stream
+            unless_whole.pop_all()
+        partial.replace(path)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Make the directory of a file, and say which file it is when that or the writing fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise errors.InvalidRequest(f"{path} cannot be written: {error.strerror}.") from None

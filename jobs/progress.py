@@ -1,0 +1,180 @@
+"""How a running job is shown: a bar on a terminal, plain lines elsewhere, JSON for programs."""
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, Self
+
+import click
+from rich import console, progress
+
+from jobs.client import Batch, Client
+
+_PACE_SECONDS = 60.0
+_LINE_SECONDS = 5.0
+
+
+class Pace:
+    """How fast a job goes, measured over the last minute of what was seen."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int, int]] = deque()
+
+    def add(self, at: float, done: int, tokens: int) -> None:
+        """Note a count of requests and tokens at a time (seconds of a monotonic clock)."""
+        self._seen.append((at, done, tokens))
+        while len(self._seen) > 2 and at - self._seen[1][0] > _PACE_SECONDS:
+            self._seen.popleft()
+
+    @property
+    def requests_per_second(self) -> float:
+        return self._rate(1)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self._rate(2)
+
+    def eta_seconds(self, left: int) -> float | None:
+        """Return how long `left` requests take at this pace, or None while nothing moves."""
+        rate = self.requests_per_second
+        return left / rate if rate > 0 else None
+
+    def _rate(self, column: int) -> float:
+        if not self._seen:
+            return 0.0
+        first, last = self._seen[0], self._seen[-1]
+        seconds = last[0] - first[0]
+        return (last[column] - first[column]) / seconds if seconds > 0 else 0.0
+
+
+class View(Protocol):
+    """Something that shows a job each time it is looked at."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+    def show(self, batch: Batch, pace: Pace, now: float) -> None: ...
+
+
+class Bar:
+    """A progress bar on standard error."""
+
+    def __init__(self) -> None:
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TextColumn("{task.fields[facts]}"),
+            progress.TimeElapsedColumn(),
+            console=console.Console(stderr=True),
+        )
+        self._task = self._progress.add_task("asking", total=None, facts="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, batch: Batch, pace: Pace, now: float) -> None:
+        self._progress.update(
+            self._task,
+            description=batch.status,
+            total=batch.request_counts.total or None,
+            completed=batch.done,
+            facts=facts(batch, pace),
+            refresh=True,
+        )
+
+
+class Lines:
+    """One line on standard error when the state changes, and every few seconds while counts move."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, int] | None = None
+        self._at = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, batch: Batch, pace: Pace, now: float) -> None:
+        seen = (batch.status, batch.done)
+        if seen == self._last:
+            return
+        if self._last and self._last[0] == batch.status and now - self._at < _LINE_SECONDS:
+            return
+        self._last, self._at = seen, now
+        click.echo(f"{batch.status} {facts(batch, pace)}", err=True)
+
+
+class JsonLines:
+    """The batch object on standard output, one line each time it has changed."""
+
+    def __init__(self) -> None:
+        self._last: Batch | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, batch: Batch, pace: Pace, now: float) -> None:
+        if batch != self._last:
+            click.echo(batch.model_dump_json())
+        self._last = batch
+
+
+def view(as_json: bool) -> View:
+    """Choose the view for where the output goes."""
+    if as_json:
+        return JsonLines()
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty()
+    return Lines() if plain else Bar()
+
+
+def watch(
+    client: Client,
+    job_id: str,
+    shown: View,
+    *,
+    poll_seconds: float = 1.0,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Batch:
+    """Show a job until it has ended; return its last state."""
+    pace = Pace()
+    with shown:
+        while True:
+            batch, now = client.batch(job_id), clock()
+            pace.add(now, batch.done, batch.usage.total_tokens)
+            shown.show(batch, pace, now)
+            if batch.ended:
+                return batch
+            sleep(poll_seconds)
+
+
+def facts(batch: Batch, pace: Pace) -> str:
+    """Return counts, pace and the time left, as far as they are known."""
+    counts = batch.request_counts
+    parts = [f"{batch.done}/{counts.total}"]
+    if counts.failed:
+        parts.append(f"{counts.failed} failed")
+    if pace.tokens_per_second:
+        parts.append(f"{pace.tokens_per_second:,.0f} tokens/s")
+    left = pace.eta_seconds(counts.total - batch.done)
+    if left is not None and batch.status == "in_progress" and batch.done < counts.total:
+        parts.append(f"eta {span(left)}")
+    return "  ".join(parts)
+
+
+def span(seconds: float) -> str:
+    """Return a length of time as people say it: `41s`, `3m05s`, `2h10m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

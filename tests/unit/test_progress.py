@@ -1,0 +1,112 @@
+"""How a running job is shown."""
+
+import orjson
+import pytest
+
+from jobs import client, progress
+from tests.unit.test_client import batch
+
+
+def seen(**changes: object) -> client.Batch:
+    return client.Batch.model_validate(batch(**changes))
+
+
+def counts(completed: int, failed: int = 0, total: int = 10) -> dict[str, int]:
+    return {"total": total, "completed": completed, "failed": failed}
+
+
+def test_pace_is_that_of_the_last_minute_not_of_the_whole_job() -> None:
+    pace = progress.Pace()
+    for second in range(0, 600, 10):
+        pace.add(second, second // 10, 0)
+    for second in range(600, 700, 10):
+        pace.add(second, second, 0)
+    assert pace.requests_per_second == pytest.approx(1.0)
+    assert pace.eta_seconds(30) == pytest.approx(30)
+
+
+def test_nothing_is_promised_before_something_moved() -> None:
+    pace = progress.Pace()
+    assert pace.eta_seconds(5) is None
+    pace.add(1.0, 0, 0)
+    pace.add(2.0, 0, 0)
+    assert pace.eta_seconds(5) is None
+
+
+def test_facts_tell_counts_pace_and_time_left() -> None:
+    pace = progress.Pace()
+    pace.add(0, 0, 0)
+    pace.add(10, 5, 12_340)
+    job = seen(request_counts=counts(4, 1))
+    assert progress.facts(job, pace) == "5/10  1 failed  1,234 tokens/s  eta 10s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59.6, "1m00s"), (185, "3m05s"), (7800, "2h10m"), (3600, "1h00m")]
+)
+def test_span_reads_as_people_say_it(seconds: float, text: str) -> None:
+    assert progress.span(seconds) == text
+
+
+class Script:
+    """A client that reports one batch after the other."""
+
+    def __init__(self, *batches: client.Batch) -> None:
+        self.batches = iter(batches)
+
+    def batch(self, job_id: str) -> client.Batch:
+        return next(self.batches)
+
+
+def run(view: progress.View, *batches: client.Batch) -> client.Batch:
+    clock = iter(range(1000))
+    return progress.watch(
+        Script(*batches), "batch_1", view, clock=lambda: float(next(clock)), sleep=lambda _: None
+    )
+
+
+def test_watch_ends_with_the_job() -> None:
+    last = run(progress.Lines(), seen(), seen(status="finalizing"), seen(status="completed"), seen())
+    assert last.status == "completed"
+
+
+def test_lines_are_few_while_counts_move(capsys: pytest.CaptureFixture[str]) -> None:
+    moving = [seen(request_counts=counts(done, total=20)) for done in range(20)]
+    run(progress.Lines(), *moving, seen(status="completed"))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == ["0/20", "5/20", "10/20", "15/20", "0/0"]
+
+
+def test_json_lines_come_only_when_something_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    run(progress.JsonLines(), seen(), seen(), seen(status="completed"))
+    lines = [orjson.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["status"] for line in lines] == ["in_progress", "completed"]
+
+
+def test_bar_shows_state_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    run(progress.Bar(), seen(request_counts=counts(4)), seen(status="completed", request_counts=counts(10)))
+    shown = capsys.readouterr().err
+    assert "completed" in shown
+    assert "10/10" in shown
+
+
+@pytest.mark.parametrize(
+    ("environment", "terminal", "kind"),
+    [
+        ({}, True, progress.Bar),
+        ({}, False, progress.Lines),
+        ({"NO_COLOR": "1"}, True, progress.Lines),
+        ({"NO_COLOR": ""}, True, progress.Bar),
+        ({"TERM": "dumb"}, True, progress.Lines),
+    ],
+)
+def test_view_fits_where_the_output_goes(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], terminal: bool, kind: type
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    assert isinstance(progress.view(False), kind)
+    assert isinstance(progress.view(True), progress.JsonLines)
