@@ -22,12 +22,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "stream": (False,),
 }
-"""Parameters this version knows but does not run: the values that change nothing are fine, others are refused."""
+"""Parameters this version knows but does not run: values that change nothing are fine, others are refused."""
 
 
 RESERVED = frozenset(
-    "conversation messages tools documents chat_template add_generation_prompt continue_final_message tokenize padding"
-    " truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
+    (
+        *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
+        *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors"),
+        *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+    )
 )
 """Arguments of transformers' apply_chat_template that are not the template's variables."""
 
@@ -137,7 +140,7 @@ class CompletionBody(Body):
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
             value = value[0]
         ids = isinstance(value, list) and value and all(type(id) is int and id >= 0 for id in value)
-        if not (ids or isinstance(value, str) and value):
+        if not ids and not (isinstance(value, str) and value):
             raise ValueError("prompt must be one text that is not empty, or an array of token ids")
         return value
 

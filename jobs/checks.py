@@ -1,7 +1,7 @@
 """Structural checks of input lines: what makes a file wrong as a whole. All errors of a file are gathered."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from jobs import lines, schema
 from jobs.records import JobRecord
@@ -87,7 +87,7 @@ def _method_and_url(number: int, value: dict[str, Any], endpoint: str) -> None:
         raise LineRefused(number, "invalid_url", message, "url")
 
 
-def _refuse_missing(number: int, param: str, wanted: str, found: Any) -> Any:
+def _refuse_missing(number: int, param: str, wanted: str, found: Any) -> NoReturn:
     message = f"{param} must be {wanted}; it is {'missing or null' if found is None else kind(found)}."
     if found == "":
         message = f"{param} must be {wanted}; it is empty."

@@ -1,9 +1,9 @@
-"""The end of a job: merge its parts into files in input order, and write the manifest that names them, last."""
+"""The end of a job: merge its parts into files in input order, then write the manifest that names them."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
 
@@ -11,10 +11,13 @@ from jobs import checks, ids, lines, results
 from jobs.records import FileRecord, JobRecord, Manifest, PartEntry, ResultRow
 from jobs.scratch import Scratch
 from jobs.settings import Settings
-from jobs.store import ObjectStore
+from jobs.store import ObjectStore, Writer
 from jobs.summary import Summary
 
-_SCHEMA = "CREATE TABLE rows (row INTEGER PRIMARY KEY, answered INTEGER, failed INTEGER, line BLOB, metrics BLOB, usage BLOB)"
+_SCHEMA = """
+CREATE TABLE rows
+    (row INTEGER PRIMARY KEY, answered INTEGER, failed INTEGER, line BLOB, metrics BLOB, usage BLOB)
+"""
 NEVER_RAN = {
     "cancelled": ("batch_cancelled", "The batch was cancelled before this request ran."),
     "expired": ("batch_expired", "The batch expired before this request ran."),
@@ -26,7 +29,7 @@ class RowsMissing(Exception):
 
 
 class Merge:
-    """Merges the parts of one job. `state` is its terminal state; `directory` is where the files go in the store."""
+    """Merges the parts of one job. `state` is its terminal state, `directory` where its files go."""
 
     def __init__(
         self, record: JobRecord, state: str, store: ObjectStore, settings: Settings, directory: str
@@ -39,7 +42,7 @@ class Merge:
     def run(
         self, parts: Iterable[PartEntry], total: int | None, model: str | None, times: dict[str, float]
     ) -> Manifest:
-        """Write the files and return the manifest that names them, not yet written. `total` None: not counted yet."""
+        """Write the files; return the manifest that names them. `total` None: not counted yet."""
         kept = list(parts)
         with Scratch(self.settings.scratch_dir, _SCHEMA) as scratch:
             for entry in kept:
@@ -120,7 +123,7 @@ class _Files:
 
     def __init__(self, store: ObjectStore, directory: str, stack: ExitStack) -> None:
         self._store, self._directory, self._stack = store, directory, stack
-        self._open: dict[str, BinaryIO] = {}
+        self._open: dict[str, Writer] = {}
         self.sizes: dict[str, int] = {}
 
     def key(self, kind: str) -> str:
@@ -143,7 +146,7 @@ def publish(store: ObjectStore, record: JobRecord, manifest: Manifest) -> Manife
         manifest = Manifest.from_json(store.get(manifest_key(record.id)))
     created = int(max(manifest.times.values(), default=record.created_at))
     expires = created + record.output_expires_seconds if record.output_expires_seconds else None
-    for kind, made in manifest.files.items():
+    for made in manifest.files.values():
         name = made["key"].rsplit("/", 1)[-1]
         file = FileRecord(
             id=made["id"],

@@ -1,7 +1,8 @@
 """Plan a job: check every line, render and tokenize, deduplicate, bucket, and order by prefix.
 
-Two passes over the input. The first finds every structural error and counts the requests, so that nothing runs
-of a file that is wrong. The second goes window by window: each is sorted on disk, then released in shards.
+Two passes over the input. The first finds every structural error and counts the requests, so that nothing
+runs of a file that is wrong. The second goes window by window: each is sorted on disk,
+then released in shards.
 """
 
 from collections.abc import Callable, Iterator

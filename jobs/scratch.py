@@ -1,4 +1,4 @@
-"""Sorts and look-ups that do not fit in memory: a temporary SQLite database with a small cache, gone when closed."""
+"""Sorts and look-ups that need not fit in memory: a temporary SQLite database with a small cache."""
 
 import sqlite3
 import tempfile
@@ -10,7 +10,7 @@ _CACHE_KIBIBYTES = 32_768
 
 
 class Scratch:
-    """A database for one piece of work. `rows` are written in one transaction that is never synced: it is scratch."""
+    """A database for one piece of work, gone when closed: one transaction, never synced."""
 
     def __init__(self, directory: Path, schema: str) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="longhaul-", dir=directory)

@@ -29,7 +29,7 @@ class Summary:
         self._spans[metrics["worker"]].append((metrics["started_at"], metrics["finished_at"]))
 
     def build(self, counts: dict[str, int], created_at: float, cost_per_hour: float | None) -> dict[str, Any]:
-        """Return `summary.json`. Ratios are null when nothing ran; worker_seconds counts time with work of this job."""
+        """Return `summary.json`: ratios are null when nothing ran."""
         prompt, cached, completion = self.usage
         last = max((end for spans in self._spans.values() for _, end in spans), default=created_at)
         first = min((start for spans in self._spans.values() for start, _ in spans), default=created_at)

@@ -39,7 +39,7 @@ class Tokenizer:
         return cls(tokenizer, model.context_tokens or context_of(config, tokenizer))
 
     def chat(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
-        """Render messages with the model's template; raises ParameterRefused with the template's own words."""
+        """Render messages with the model's template; raises ParameterRefused with the template's words."""
         if not self._tokenizer.chat_template:
             raise errors.ParameterRefused(
                 "This model has no chat template: use /v1/completions.", param="messages"
@@ -131,7 +131,7 @@ def _splits_at_special_tokens(tokenizer: Any) -> bool:
 
 
 def locate(model: ModelSettings) -> tuple[str, dict[str, Any]]:
-    """Return what `from_pretrained` takes for a source: (hub id or directory, options). OSError: no such path."""
+    """Return what `from_pretrained` takes for a source: (hub id or directory, options); raises OSError."""
     options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
     path = Path(model.source).expanduser()
     if path.suffix == ".gguf":

@@ -24,7 +24,7 @@ CREATE TABLE followers (leader INTEGER, row INTEGER, custom_id TEXT, PRIMARY KEY
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request whose body is valid: its prompt as text (`rendered` by the chat template or not) or token ids."""
+    """A request whose body is valid. Its prompt is text, `rendered` by the chat template or not, or ids."""
 
     row: int
     custom_id: str

@@ -1,0 +1,171 @@
+"""The steps of a job itself, run on any worker: plan, feed, finalize, reap."""
+
+import logging
+import time
+from collections.abc import Callable
+from threading import Lock
+
+from jobs.ledger import Finished, Ledger, Unit
+
+from jobs import errors, feed, finalize, ledger, plan, results, schema, tokens
+from jobs.records import JobRecord, Manifest, ResultRow
+from jobs.settings import Settings
+from jobs.store import ObjectStore
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS = 10.0
+
+
+class Control:
+    """Claims units and runs them, from any thread; `on_fed` hears which model got requests."""
+
+    def __init__(
+        self, settings: Settings, ledger: Ledger, store: ObjectStore, on_fed: Callable[[str], None]
+    ) -> None:
+        self._settings, self._ledger, self._store, self._on_fed = settings, ledger, store, on_fed
+        self._held: dict[str, Unit] = {}
+        self._lock = Lock()
+
+    def run_unit(self, kind: str | None = None, job_id: str | None = None) -> bool:
+        """Claim and run one unit that is due; False if there is none."""
+        unit = self._ledger.claim_unit(kind, job_id)
+        if unit is None:
+            return False
+        with self._lock:
+            self._held[unit.token] = unit
+        try:
+            self._run(unit)
+        except errors.LeaseLost:
+            log.warning("unit_lost kind=%s job=%s", unit.kind, unit.job_id)
+        except Exception:
+            log.exception("unit_failed kind=%s job=%s retry_in=%ss", unit.kind, unit.job_id, RETRY_SECONDS)
+            self._ledger.release_unit(unit, RETRY_SECONDS)
+        finally:
+            with self._lock:
+                del self._held[unit.token]
+        return True
+
+    def extend(self) -> None:
+        """Renew the leases of the units that run here."""
+        with self._lock:
+            held = list(self._held.values())
+        for unit in held:
+            self._ledger.extend_unit(unit)
+
+    def reap(self) -> None:
+        """Put back what dead workers held, give up what kills them, end what is past its time."""
+        reaped = self._ledger.reap(list(self._settings.fingerprints.values()))
+        if reaped.requeued:
+            log.warning("leases_expired requeued=%d", reaped.requeued)
+        for lease in reaped.given_up:
+            request = lease.request
+            message = f"The request ended its worker's process alone {ledger.MAX_KILLS} times."
+            part = results.Part(request.job_id)
+            part.add(results.given_up(request, "worker_lost", message))
+            part.write(self._store)
+            finished = [Finished(request.id, lease.token, row, True) for row in request.rows]
+            self._ledger.complete(
+                self._settings.fingerprints[request.model], request.job_id, part.name, finished
+            )
+            log.error("request_given_up id=%s custom_id=%s", request.id, request.custom_id)
+        for job_id in self._ledger.expire_due():
+            log.warning("job_expired job=%s", job_id)
+
+    def _run(self, unit: Unit) -> None:
+        started = time.monotonic()
+        if unit.kind == "feed":
+            self._feed(unit)
+            return
+        {"plan": self._plan, "finalize": self._finalize}[unit.kind](unit)
+        log.info("unit_done kind=%s job=%s seconds=%.2f", unit.kind, unit.job_id, time.monotonic() - started)
+
+    def _record(self, job_id: str) -> JobRecord:
+        return JobRecord.from_json(self._store.get(f"jobs/{job_id}/job.json"))
+
+    def _feed(self, unit: Unit) -> None:
+        job = self._ledger.job(unit.job_id)
+        if feed.feed(self._ledger, self._store, unit) and job and job.fingerprint:
+            self._on_fed(job.fingerprint)
+
+    def _plan(self, unit: Unit) -> None:
+        record = self._record(unit.job_id)
+        sink = _PlanSink(unit, self._settings, self._ledger, self._store)
+        prefix = f"jobs/{record.id}/plan/{unit.epoch}/"
+        planner = plan.Planner(record, self._settings, self._store, self._tokenizer, prefix)
+        try:
+            planner.plan(sink)
+        except plan.InvalidInput as invalid:
+            self._fail(unit, record, invalid.errors)
+            return
+        self._ledger.end_plan(unit)
+        self.run_unit("feed", record.id)
+
+    def _tokenizer(self, name: str) -> tokens.Tokenizer:
+        return tokens.cached(name, self._settings.models[name])
+
+    def _fail(self, unit: Unit, record: JobRecord, found: list[schema.LineError]) -> None:
+        times = {"created_at": record.created_at, "failed_at": max(time.time(), record.created_at)}
+        manifest = Manifest(
+            job_id=record.id,
+            state="failed",
+            model=None,
+            times=times,
+            total=0,
+            completed=0,
+            failed=0,
+            usage=(0, 0, 0),
+            files={},
+            errors=[error.model_dump() for error in found],
+        )
+        if not self._ledger.extend_unit(unit):
+            raise errors.LeaseLost(what=f"plan of {record.id}")
+        manifest = finalize.publish(self._store, record, manifest)
+        self._ledger.fail(unit, manifest)
+        self._store.delete(f"open/{record.id}")
+
+    def _finalize(self, unit: Unit) -> None:
+        record, job = self._record(unit.job_id), self._ledger.job(unit.job_id)
+        if job is None:
+            raise errors.LeaseLost(what=f"finalize of {record.id}")
+        state = job.outcome or "completed"
+        merge = finalize.Merge(
+            record, state, self._store, self._settings, f"jobs/{record.id}/out/{unit.epoch}/"
+        )
+        times = job.times | {f"{state}_at": max(time.time(), *job.times.values())}
+        manifest = merge.run(self._ledger.parts(record.id), job.total, job.model, times)
+        if not self._ledger.extend_unit(unit):
+            raise errors.LeaseLost(what=f"finalize of {record.id}")
+        manifest = finalize.publish(self._store, record, manifest)
+        self._ledger.finish(unit, manifest)
+        self._store.delete(f"open/{record.id}")
+        for shard in self._store.list(f"jobs/{record.id}/plan/"):
+            self._store.delete(shard.key)
+
+
+class _PlanSink:
+    """Tells the ledger, window by window, what the planner found; its lease is checked at each step."""
+
+    def __init__(self, unit: Unit, settings: Settings, ledger: Ledger, store: ObjectStore) -> None:
+        self._unit, self._settings, self._ledger, self._store = unit, settings, ledger, store
+        self._part = results.Part(unit.job_id)
+
+    def begin(self, total: int, model: str) -> None:
+        self._ledger.begin_plan(self._unit, total, model, self._settings.fingerprints[model])
+
+    def refuse(self, rows: list[ResultRow]) -> None:
+        self._part.add(rows)
+        if self._part.bytes >= self._settings.flush_bytes:
+            self._flush()
+
+    def release(self, shards: list[str], planned: int) -> None:
+        self._flush()
+        self._ledger.add_shards(self._unit, shards, planned)
+
+    def _flush(self) -> None:
+        if not self._part.rows:
+            return
+        self._part.write(self._store)
+        job_id = self._unit.job_id
+        rows = [Finished(f"{job_id}:{row.row}", None, row.row, row.failed) for row in self._part.rows]
+        self._ledger.complete(None, job_id, self._part.name, rows)
+        self._part = results.Part(job_id)

@@ -1,0 +1,37 @@
+"""The leases a worker holds, shared by the threads that claim, renew and complete them."""
+
+from collections.abc import Iterable
+from threading import Lock
+
+from jobs.ledger import Lease
+
+
+class Held:
+    """request id -> lease, from claim to completion."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, Lease] = {}
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def add(self, leases: Iterable[Lease]) -> None:
+        with self._lock:
+            self._leases.update((lease.request.id, lease) for lease in leases)
+
+    def get(self, ids: Iterable[str]) -> list[Lease]:
+        """Return the leases of those ids that are still held."""
+        with self._lock:
+            return [self._leases[id] for id in ids if id in self._leases]
+
+    def all(self) -> list[Lease]:
+        with self._lock:
+            return list(self._leases.values())
+
+    def drop(self, leases: Iterable[Lease]) -> None:
+        """Forget leases; one that was claimed anew under the same id stays."""
+        with self._lock:
+            for lease in leases:
+                if self._leases.get(lease.request.id) is lease:
+                    del self._leases[lease.request.id]

@@ -1,0 +1,129 @@
+"""Keep the engine busy: claim groups as it has room, hand finished requests on. One thread's work."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import redis
+from jobs.ledger import Group, Lease, Ledger
+
+from worker import translate
+from worker.engine import Completion, Engine
+from worker.flusher import Done, Flusher
+from worker.held import Held
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS = 1.0
+
+
+class Puller:
+    """Drives one engine. Only `cancel` may be called from other threads."""
+
+    def __init__(
+        self, engine: Engine, ledger: Ledger, fingerprint: str, held: Held, flusher: Flusher, worker: str
+    ) -> None:
+        self._engine, self._ledger, self._held, self._flusher = engine, ledger, held, flusher
+        self._fingerprint, self._worker = fingerprint, worker
+        self._cancelled: deque[str] = deque()
+        self._bucket: int | None = None
+        self._alone = False
+        engine.on_admit = self._admit
+        self.groups = 0
+
+    @property
+    def busy(self) -> bool:
+        return self._engine.has_work
+
+    def cancel(self, leases: Iterable[Lease]) -> None:
+        """Drop requests whose lease is lost: they are somebody else's, or nobody's."""
+        leases = list(leases)
+        self._held.drop(leases)
+        self._cancelled.extend(lease.request.id for lease in leases)
+
+    def turn(self, claiming: bool = True) -> None:
+        """Claim what there is room for, run one step, pass on what it finished."""
+        self._drop_cancelled()
+        if claiming:
+            self._claim()
+        if not self._engine.has_work:
+            self._alone = False
+            self._flusher.hurry()
+            return
+        for completion in self._engine.step():
+            self._finish(completion)
+
+    def release_waiting(self) -> None:
+        """Give back what has not begun to run."""
+        running = self._engine.running
+        self._release([lease for lease in self._held.all() if lease.request.id not in running])
+
+    def release_all(self) -> None:
+        self._release(self._held.all())
+
+    def _claim(self) -> None:
+        while not self._alone and (room := self._engine.room()) > 0:
+            idle = not self._engine.has_work
+            group = self._ledger.claim(self._fingerprint, room, self._bucket, idle)
+            if group is None:
+                return
+            self._take(group)
+
+    def _take(self, group: Group) -> None:
+        self.groups += 1
+        self._bucket, self._alone = group.bucket, group.alone
+        self._held.add(group.leases)
+        self._engine.add([translate.engine_request(lease.request) for lease in group.leases])
+        jobs = {lease.request.job_id for lease in group.leases}
+        log.info(
+            "group claimed",
+            extra={
+                "group": self.groups,
+                "bucket": group.bucket,
+                "requests": len(group.leases),
+                "jobs": sorted(jobs)[:10],
+                "alone": group.alone,
+            },
+        )
+
+    def _admit(self, ids: list[str]) -> list[str]:
+        """Mark requests as running before they run, so that a crash is blamed on them and no others."""
+        leases = self._held.get(ids)
+        lost = set(ids) - {lease.request.id for lease in leases}
+        lost.update(_until_answered(lambda: self._ledger.start(self._fingerprint, leases)))
+        self._held.drop(lease for lease in leases if lease.request.id in lost)
+        return list(lost)
+
+    def _finish(self, completion: Completion) -> None:
+        for lease in self._held.get([completion.id]):
+            if completion.finish_reason == "cancelled":
+                continue
+            rows = translate.rows_of(
+                lease.request, completion, self._fingerprint, lease.attempts, self._worker
+            )
+            self._flusher.put(Done(lease, rows))
+
+    def _drop_cancelled(self) -> None:
+        dropped = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
+        # A request whose lease was lost may have been claimed anew meanwhile; that one stays.
+        held = {lease.request.id for lease in self._held.get(dropped)}
+        if gone := [id for id in dropped if id not in held]:
+            self._engine.cancel(gone)
+            log.warning("requests dropped: their leases were lost", extra={"requests": len(gone)})
+
+    def _release(self, leases: list[Lease]) -> None:
+        if not leases:
+            return
+        self._engine.cancel([lease.request.id for lease in leases])
+        self._held.drop(leases)
+        self._ledger.release(self._fingerprint, leases)
+        log.info("requests released", extra={"requests": len(leases)})
+
+
+def _until_answered(call: Callable[[], list[str]]) -> list[str]:
+    while True:
+        try:
+            return call()
+        except redis.RedisError as error:
+            log.warning("admission waits for Redis", extra={"reason": str(error)})
+            time.sleep(RETRY_SECONDS)

@@ -1,0 +1,170 @@
+"""The pull service of a worker: one engine thread, one heartbeat thread, one for units and one that reaps."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from threading import Event, Thread
+from typing import Any
+
+from jobs.ledger import Ledger
+
+from jobs import errors, ids, queue, store
+from jobs.settings import Settings
+from worker import engine
+from worker.control import Control
+from worker.flusher import Flusher
+from worker.held import Held
+from worker.puller import Puller
+
+log = logging.getLogger(__name__)
+FLUSH_SHARE = 0.3
+"""The share of drain_seconds kept for writing what is finished."""
+
+
+class Service:
+    """Claims, runs and completes requests of one model, and runs the units of jobs, until told to stop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{ids.ulid()[-6:]}"
+        self.ledger = Ledger.connect(settings)
+        self.store = store.open_store(settings)
+        self.failed: str | None = None
+        self._producer = queue.Producer(settings)
+        self._control = Control(settings, self.ledger, self.store, self._fed)
+        self._held = Held()
+        self._stopping, self._stopped, self._wake = Event(), Event(), Event()
+        self._stop_at = float("inf")
+        self._engine: engine.Engine | None = None
+        self._puller: Puller | None = None
+        self._flusher: Flusher | None = None
+        self._started = time.monotonic()
+
+    def start(self) -> None:
+        """Start the threads; the model is loaded in the engine's. Returns at once."""
+        every = {
+            "heartbeat": (self._heartbeat, self.settings.heartbeat_seconds, self._stopped),
+            "reaper": (self._control.reap, self.settings.reap_seconds, self._stopping),
+            "units": (self._units, self.settings.poll_seconds / 2, self._stopping),
+        }
+        for name, (call, seconds, until) in every.items():
+            Thread(target=self._repeat, args=(call, seconds, until), name=name, daemon=True).start()
+        target = self._serve if self.settings.served else self._serve_control
+        Thread(target=target, name="engine", daemon=True).start()
+
+    def begin_stop(self) -> None:
+        """Stop claiming and drain; returns at once, and may be called again."""
+        if not self._stopping.is_set():
+            self._stop_at = time.monotonic() + self.settings.drain_seconds
+            self._stopping.set()
+            self._wake.set()
+            log.info("draining", extra={"held": len(self._held)})
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the service has stopped; tell whether it has."""
+        return self._stopped.wait(timeout)
+
+    def wake(self) -> None:
+        """Look for requests now."""
+        self._wake.set()
+
+    def run_unit(self, kind: str, job_id: str) -> bool:
+        return not self._stopping.is_set() and self._control.run_unit(kind, job_id)
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the service and its engine are doing, as JSON values."""
+        running = self._engine.running if self._engine else frozenset()
+        return {
+            "worker": self.name,
+            "state": self._state(),
+            "model": self.settings.served,
+            "running": len(running),
+            "held": len(self._held),
+            "groups": self._puller.groups if self._puller else 0,
+            "completed": self._flusher.completed if self._flusher else 0,
+            "refused": self._flusher.refused if self._flusher else 0,
+            "uptime_seconds": round(time.monotonic() - self._started, 3),
+            "engine": asdict(self._engine.stats) if self._engine else None,
+        }
+
+    def _state(self) -> str:
+        if self._stopping.is_set():
+            return "stopped" if self._stopped.is_set() else "draining"
+        return "loading" if self.settings.served and self._puller is None else "serving"
+
+    def _serve(self) -> None:
+        name = self.settings.served
+        assert name is not None
+        try:
+            self._engine = engine.open_engine(name, self.settings.models[name], self.settings)
+            self._pull(self.settings.fingerprints[name])
+        except errors.LonghaulError as error:
+            self.failed = str(error)
+        except Exception as error:
+            log.exception("the engine thread ended")
+            self.failed = f"The engine thread ended: {error!r}."
+        finally:
+            self._stopped.set()
+
+    def _serve_control(self) -> None:
+        self._stopping.wait()
+        self._stopped.set()
+
+    def _pull(self, fingerprint: str) -> None:
+        assert self._engine is not None
+        self._flusher = Flusher(self.settings, self.ledger, self.store, self._held, fingerprint)
+        self._flusher.start()
+        self._puller = puller = Puller(
+            self._engine, self.ledger, fingerprint, self._held, self._flusher, self.name
+        )
+        log.info("serving", extra={"model": fingerprint, "worker": self.name})
+        while not self._stopping.is_set():
+            self._guarded(puller.turn)
+            if not puller.busy:
+                self._wake.wait(self.settings.poll_seconds)
+                self._wake.clear()
+        self._drain(puller, self._flusher)
+
+    def _drain(self, puller: Puller, flusher: Flusher) -> None:
+        keep = self.settings.drain_seconds * FLUSH_SHARE
+        self._guarded(puller.release_waiting)
+        while puller.busy and time.monotonic() < self._stop_at - keep:
+            self._guarded(lambda: puller.turn(claiming=False))
+        flusher.hurry()
+        if puller.busy:
+            self._guarded(puller.release_all)
+        flusher.close(max(0.5, self._stop_at - time.monotonic()))
+        log.info("drained", extra={"left_to_expire": len(self._held)})
+
+    def _heartbeat(self) -> None:
+        self._control.extend()
+        served = self.settings.served
+        if served and (leases := self._held.all()):
+            lost = set(self.ledger.extend(self.settings.fingerprints[served], leases))
+            if lost and self._puller:
+                self._puller.cancel(lease for lease in leases if lease.request.id in lost)
+
+    def _units(self) -> None:
+        while not self._stopping.is_set() and self._control.run_unit():
+            pass
+
+    def _fed(self, fingerprint: str) -> None:
+        if fingerprint == self.settings.fingerprints.get(self.settings.served or ""):
+            self._wake.set()
+        else:
+            self._producer.send(queue.WAKE, fingerprint)
+
+    def _repeat(self, call: Callable[[], None], seconds: float, until: Event) -> None:
+        while not until.wait(seconds):
+            self._guarded(call)
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """Run one turn of a loop that must outlive whatever Redis and the store do."""
+        try:
+            call()
+        except Exception as error:
+            log.warning("turn failed", extra={"turn": getattr(call, "__name__", "turn")}, exc_info=error)
+            self._stopped.wait(min(1.0, self.settings.poll_seconds))
