@@ -1,5 +1,6 @@
 """The `longhaul` command: its group, how errors become exit codes, and commands that other packages add."""
 
+import contextlib
 import os
 import sys
 from importlib import metadata
@@ -68,10 +69,6 @@ class Commands(click.Group):
             sys.exit(130)
 
 
-def _plugins() -> dict[str, metadata.EntryPoint]:
-    return {point.name: point for point in metadata.entry_points(group=PLUGINS)}
-
-
 @click.group(
     "longhaul",
     cls=Commands,
@@ -111,11 +108,9 @@ def main() -> None:
     "--model",
     metavar="NAME=SOURCE",
     multiple=True,
-    help="A model to serve: a hub id, a local directory or a GGUF file. Repeatable; the first one is run.",
+    help="Serve a model: a hub id, a local directory or a GGUF file. Repeatable; workers run the first one.",
 )
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: a free port."
-)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="[default: 8000, or a free one]")
 @click.option(
     "directory",
     "--dir",
@@ -126,10 +121,10 @@ def main() -> None:
 )
 @click.option("--workers", type=click.IntRange(min=0), default=1, show_default=True)
 def up(models: tuple[str, ...], port: int, directory: Path, workers: int) -> None:
-    """Start everything on this machine: Redis, store, API and workers.
+    """Start everything on this machine: Redis, an S3 store, the API and workers.
 
-    Nothing needs to be installed or configured by hand. Data and logs lie in --dir and are found again by the
-    next start. Ctrl-C stops all of it; unfinished jobs go on at the next start.
+    Nothing needs to be installed or configured by hand. Data and logs lie in --dir; the next start finds them
+    again and goes on with unfinished jobs. Ctrl-C stops all of it (exit code 0).
 
     \b
     longhaul up --model smol=HuggingFaceTB/SmolLM2-135M-Instruct
@@ -138,12 +133,15 @@ def up(models: tuple[str, ...], port: int, directory: Path, workers: int) -> Non
     from jobs import stack
 
     if not models and "LONGHAUL_MODELS" not in os.environ:
-        raise click.UsageError("Name at least one model: --model NAME=SOURCE (or LONGHAUL_MODELS).")
+        raise click.UsageError("Name at least one model: --model NAME=SOURCE (or set LONGHAUL_MODELS).")
     served = dict(_model(text) for text in models) or None
     with stack.Stack(directory, models=served, workers=workers, api_port=port) as running:
-        click.echo(f"The API listens at {running.api_url}; data and logs lie in {running.directory}.")
-        click.echo(f"In another shell: export LONGHAUL_API_URL={running.api_url}")
-        running.wait(click.echo)
+        click.echo(running.describe())
+        click.echo(f"In another shell:  export LONGHAUL_API_URL={running.api_url}")
+        click.echo("Ctrl-C stops everything.")
+        with contextlib.suppress(KeyboardInterrupt):
+            running.wait(lambda line: click.echo(line, err=True))
+        click.echo("Stopping ...", err=True)
 
 
 def _model(text: str) -> tuple[str, dict[str, str]]:
@@ -151,3 +149,11 @@ def _model(text: str) -> tuple[str, dict[str, str]]:
     if not (name and equals and source):
         raise click.BadParameter(f"{text!r} is not NAME=SOURCE.", param_hint="--model")
     return name, {"source": source}
+
+
+def _plugins() -> dict[str, metadata.EntryPoint]:
+    return {point.name: point for point in metadata.entry_points(group=PLUGINS)}
+
+
+if __name__ == "__main__":
+    main(prog_name="longhaul")

@@ -67,7 +67,9 @@ def talks_to_server(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--window", default="24h", show_default=True, help="Time the job may take: 30m, 24h, 7d.")
 @click.option("--metadata", metavar="KEY=VALUE", multiple=True, help="Kept with the job. Repeatable.")
-@click.option("--priority", type=click.IntRange(-100, 100), default=0, help="Higher is fed first.")
+@click.option(
+    "--priority", type=click.IntRange(-100, 100), default=0, show_default="0", help="Higher is fed first."
+)
 @click.option(
     "--idempotency-key",
     metavar="KEY",
@@ -90,8 +92,7 @@ def submit(
     FILE has one request a line, in the OpenAI Batch form; '-' reads standard input:
 
     \b
-    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
-     "body": {"model": "smol", "messages": [{"role": "user", "content": "Hello"}]}}
+    {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "Hi"}}
 
     \b
     longhaul submit prompts.jsonl --watch

@@ -427,6 +427,9 @@ class FakeStack:
     def __exit__(self, *_: object) -> None:
         FakeStack.started["stopped"] = True
 
+    def describe(self) -> str:
+        return "what runs"
+
     def wait(self, report: Any) -> None:
         raise KeyboardInterrupt
 
@@ -434,6 +437,7 @@ class FakeStack:
 def test_up_serves_the_models_it_is_given_until_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "Stack", FakeStack)
     result = run("up", "--model", "m=hub/m=1", "--workers", "2", "--port", "0")
+    assert result.exit_code == 0
     assert FakeStack.started["models"] == {"m": {"source": "hub/m=1"}}
     assert FakeStack.started["stopped"]
     assert "export LONGHAUL_API_URL=http://127.0.0.1:1" in result.stdout
