@@ -1,0 +1,75 @@
+"""The Celery application. `celery -A worker worker` needs no flags: all of it is configured here."""
+
+import logging
+import sys
+from typing import Any
+
+from celery import Celery, signals
+
+from jobs import errors, log, queue
+from jobs.settings import Settings
+from worker import inspect, startup  # noqa: F401  (inspect registers a command)
+
+_events = logging.getLogger(__name__)
+
+# Units are short and mostly wait for the store; the engine has threads of its own.
+THREADS = 4
+
+
+class Application(Celery):
+    """A Celery application that knows its settings and, in a worker, its service."""
+
+    settings: Settings
+    service_class = "worker.service:Service"
+    service: Any = None
+
+
+def create(settings: Settings) -> Application:
+    """Return the application for these settings."""
+    made = Application("longhaul", include=["worker.tasks"])
+    made.settings = settings
+    made.conf.update(
+        queue.options(settings, socket_seconds=5),
+        broker_transport="worker.transport:Transport",
+        broker_connection_max_retries=None,
+        broker_connection_retry_on_startup=True,
+        broker_channel_error_retry=True,
+        worker_pool="worker.pool:TaskPool",
+        worker_consumer="worker.consumer:Consumer",
+        worker_concurrency=THREADS,
+        worker_prefetch_multiplier=1,
+        worker_disable_prefetch=True,
+        worker_cancel_long_running_tasks_on_connection_loss=True,
+        worker_redirect_stdouts=False,
+        task_acks_late=False,
+    )
+    made.steps["worker"].add("worker.bootstep:ServiceStep")
+    return made
+
+
+@signals.setup_logging.connect
+def _log_as_json(loglevel: int, logfile: str | None = None, **_: Any) -> None:
+    log.setup(loglevel, logfile)
+
+
+@signals.celeryd_init.connect
+def _start(instance: Any, options: dict[str, Any], **_: Any) -> None:
+    """Check what the settings name before Celery tries it for ever; end with one line otherwise."""
+    instance.quiet = True  # no banner: every line is an event
+    log.setup(startup.level(options.get("loglevel")), options.get("logfile"))
+    try:
+        instance.app.conf.task_queues = startup.check(instance.app.settings)
+    except errors.LonghaulError as error:
+        sys.exit(f"longhaul: {error}")
+
+
+@signals.worker_ready.connect
+def _ready(sender: Any, **_: Any) -> None:
+    names = sorted(sender.app.amqp.queues.consume_from)
+    _events.info("ready", extra={"hostname": sender.hostname, "queues": names})
+
+
+try:
+    app = create(Settings.load())
+except errors.SettingsError as error:
+    sys.exit(f"longhaul: {error}")

@@ -1,0 +1,143 @@
+"""Starts the service, stops it once whoever asks and however often, and sees to it that the process ends."""
+
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from jobs import errors
+
+log = logging.getLogger(__name__)
+
+# What the service may take beyond `drain_seconds` to hand its leases back, and Celery after that to close.
+RELEASE_SECONDS = 5
+CLOSE_SECONDS = 5
+# A service whose model is still loading holds no lease on a request.
+LOADING_SECONDS = 1
+
+_TICK_SECONDS = 0.5
+
+
+class Service(Protocol):
+    """What a worker runs."""
+
+    failed: str | None
+
+    @property
+    def loading(self) -> bool:
+        """Whether the model is not loaded yet."""
+
+    def start(self) -> None:
+        """Begin to load the model and then to pull. Called in a thread, so it may take its time."""
+
+    def begin_stop(self) -> None:
+        """Stop claiming and begin to finish or release; returns at once, may be called while `start` runs."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until no lease is held any more; tell whether that is so."""
+
+    def wake(self) -> None:
+        """Look for work now."""
+
+    def run_unit(self, kind: str, job_id: str) -> None:
+        """Run one unit of a job, if it is due and free."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters as JSON values, without waiting for anything."""
+
+
+class Supervisor:
+    """The life of one service: `start`, then `begin_stop` any number of times, then `wait`.
+
+    `fail` is called (in a thread) when the service failed for good and the worker must end, `wake` when a
+    stop has begun. `finish` ends the process for good when it has not ended by itself in time.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        drain_seconds: float,
+        fail: Callable[[], None],
+        wake: Callable[[], None],
+        finish: Callable[[int], None] = os._exit,
+    ) -> None:
+        self.service = service
+        self.failure: str | None = None
+        self.drained = False
+        self._limit = drain_seconds + RELEASE_SECONDS
+        self._fail, self._wake, self._finish = fail, wake, finish
+        # Not an Event: a signal handler may interrupt put() and call it again, but not set().
+        self._orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._started = threading.Event()
+        self._stopped = threading.Event()
+        self._loader = threading.Thread(target=self._load, name="service-start", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
+
+    def start(self) -> None:
+        """Start the service in a thread, so that the worker answers while a model loads."""
+        self._loader.start()
+        self._watcher.start()
+
+    @property
+    def loading(self) -> bool:
+        """Whether the service is still starting, or could not start."""
+        return not self._started.is_set() or self.service.loading
+
+    @property
+    def exit_code(self) -> int:
+        """What the process should end with: 0 when everything leased was finished or handed back."""
+        return 0 if self.failure is None and self.drained else 1
+
+    def begin_stop(self) -> None:
+        """Ask for a stop. Does nothing else, so that a signal handler may call it."""
+        self._orders.put(None)
+
+    def wait(self) -> None:
+        """Wait until the service has stopped or its time is over."""
+        self._stopped.wait(self._limit + 1)
+
+    def _load(self) -> None:
+        try:
+            self.service.start()
+            self._started.set()
+        except errors.LonghaulError as error:
+            self._orders.put(str(error))
+        except Exception as error:
+            log.exception("the service cannot start")
+            self._orders.put(f"The service cannot start: {error!r}. The log says where.")
+
+    def _watch(self) -> None:
+        self.failure = self._next_order()
+        begun = time.monotonic()
+        if self.failure is not None:
+            print(f"longhaul: {self.failure}", file=sys.stderr, flush=True)
+            self._fail()
+        log.info("stopping", extra={"loading": self.loading})
+        self.service.begin_stop()
+        self._wake()
+        self.drained = self._drain(begun)
+        log.info("stopped", extra={"drained": self.drained, "seconds": round(time.monotonic() - begun, 2)})
+        self._stopped.set()
+        time.sleep(max(0.0, begun + self._limit + CLOSE_SECONDS - time.monotonic()))
+        log.error("ending the process: it did not close by itself", extra={"drained": self.drained})
+        self._finish(self.exit_code)
+
+    def _next_order(self) -> str | None:
+        while True:
+            try:
+                return self._orders.get(timeout=_TICK_SECONDS)
+            except queue.Empty:
+                if self.service.failed is not None:
+                    return self.service.failed
+
+    def _drain(self, begun: float) -> bool:
+        while time.monotonic() < begun + self._limit:
+            if self.service.wait(_TICK_SECONDS):
+                return True
+            if self.loading and time.monotonic() > begun + LOADING_SECONDS:
+                return True
+        return False
