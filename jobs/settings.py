@@ -25,7 +25,9 @@ class ModelSettings(BaseModel):
 
     source: str = Field(description="Hub id, local directory, or GGUF file.")
     revision: str | None = Field(None, description="Hub revision; None is the default branch.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = Field(
+        "auto", description="Precision of the weights; auto: what suits device and model."
+    )
     engine: Literal["auto", "echo"] = Field(
         "auto", description="'echo' repeats the prompt: for tests and benchmarks of the system."
     )
@@ -54,9 +56,9 @@ class Settings(BaseSettings):
     namespace: str = Field("longhaul", pattern=r"^[a-z0-9-]+$", description="Prefix of every Redis key.")
     store_url: str = Field("file://./longhaul-store", description="s3://bucket[/prefix] or file://directory.")
     s3_endpoint_url: str | None = Field(None, description="Endpoint of an S3-compatible store; None is AWS.")
-    s3_region: str = "us-east-1"
-    s3_access_key_id: str | None = None
-    s3_secret_access_key: SecretStr | None = None
+    s3_region: str = Field("us-east-1", description="Region of the bucket.")
+    s3_access_key_id: str | None = Field(None, description="None: where AWS's own tools look for keys.")
+    s3_secret_access_key: SecretStr | None = Field(None, description="Goes with the key id.")
 
     models: dict[str, ModelSettings] = Field(
         {}, description="What this deployment serves: name -> model (JSON)."
@@ -83,9 +85,12 @@ class Settings(BaseSettings):
         25, gt=0, description="How long a worker told to stop may finish what it runs."
     )
 
-    max_requests_per_job: int = Field(50_000, gt=0)
-    max_file_bytes: int = Field(200_000_000, gt=0)
-    max_line_bytes: int = Field(10_000_000, gt=0)
+    max_requests_per_job: int = Field(50_000, gt=0, description="More lines than this fail the job.")
+    max_file_bytes: int = Field(200_000_000, gt=0, description="Largest file that can be uploaded.")
+    max_line_bytes: int = Field(10_000_000, gt=0, description="Longest line of an input file.")
+    max_inline_bytes: int = Field(
+        20_000_000, gt=0, description="Largest body of POST /v1/batches, which is held in memory."
+    )
     default_max_tokens: int | None = Field(
         None, gt=0, description="Output limit of a request that names none; None: the rest of the context."
     )
