@@ -71,6 +71,11 @@ class Service:
         """Look for requests now."""
         self._wake.set()
 
+    @property
+    def loading(self) -> bool:
+        """Whether the model is not loaded yet: no request can be leased."""
+        return self.settings.served is not None and self._puller is None and not self._stopped.is_set()
+
     def run_unit(self, kind: str, job_id: str) -> bool:
         return not self._stopping.is_set() and self._control.run_unit(kind, job_id)
 
