@@ -1,0 +1,220 @@
+-- The ledger's scripts. ledger_scripts.py cuts this file at the `--@` lines: each script is the prelude and one section.
+-- Every script may run twice (clients retry what they got no answer to), even late; the comments say what makes that safe.
+--
+-- All keys are `{<namespace>}:...`: one hash tag, one slot. m is a model's fingerprint, rid is "<job id>:<row>", times are ms.
+--   requests:<m>       HASH rid -> PlannedRequest JSON: everything queued or leased, so HLEN is the depth of the model
+--   queue:<m>:<bucket> LIST of "<ms enqueued>|<rid>", waiting. Invariant: a request without owner has an entry here or in suspects;
+--                      an entry without a payload, or whose request has an owner, is stale and dropped when it is met
+--   suspects:<m>       LIST of the same entries: requests that were running when their worker died; run alone
+--   owners:<m>         HASH rid -> "<token>|<bucket>|<ms enqueued>": who leased it. leases:<m> ZSET rid -> expiry
+--   running:<m>, alone:<m>   SETs of leased rids that were started, that were claimed alone
+--   attempts:<m>, kills:<m>  HASHes rid -> workers that died running it, that died running it alone
+--   drain:<m>          the worker that claims nothing until it is idle, for the suspects' sake
+--   reaped:<m>         HASH at, until: the last reap, and the end of the grace that follows a time without any
+--   job:<id>           HASH of the Job. live:<id> SET of its rids in requests:<m>. done:<id> bitmap of finished rows
+--   parts:<id>         LIST of PartEntry JSON. part_index:<id> HASH part name -> place in the list. shards:<id> LIST of names
+--   control            HASH unit ("plan:<id>") -> rank: all open units, so HLEN is the depth of control
+--   ready_<kind>       ZSET unit -> rank (priority, then deadline): may be claimed now
+--   later              ZSET unit -> when it may be claimed: delayed, or leased until then. unit_owners HASH unit -> token
+--   unit_attempts      HASH unit -> claims since its last release
+--   feeding            SET of job ids with an open feed unit
+--   deadlines          ZSET job id -> expiry of jobs that can still expire. models SET of fingerprints
+--   fed_bytes          bytes of all payloads in requests:*. epoch: the last fencing epoch
+--   claims:<token>     the answer to a claim, for a while, so that a retry gets the same
+
+--@ prelude
+local call = redis.call
+local key, queue, buckets = {}, {}, {}
+for _, name in ipairs(KEYS) do
+  local kind, rest = string.match(name, '^{.-}:([%l_]+):?(.*)$')
+  if kind == 'queue' then
+    local bucket = string.match(rest, '%d+$')
+    queue[bucket] = name
+    buckets[#buckets + 1] = bucket
+  else
+    key[kind] = name
+  end
+end
+local clock = call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local id, lost = ARGV[1], redis.error_reply('LEASELOST')
+local terminal = {completed = true, failed = true, cancelled = true, expired = true}
+local open = {validating = true, in_progress = true}
+
+local function field(name)
+  return call('HGET', key.job, name) or ''
+end
+
+local function number(name)
+  return tonumber(call('HGET', key.job, name) or 0)
+end
+
+-- One call per thousand members: what unpack can take is limited.
+local function many(command, target, members)
+  local answers = {}
+  for first = 1, #members, 1000 do
+    local answer = call(command, target, unpack(members, first, math.min(first + 999, #members)))
+    if type(answer) == 'table' then
+      for _, item in ipairs(answer) do answers[#answers + 1] = item end
+    end
+  end
+  return answers
+end
+
+-- Time never runs backwards over a job's stamps, whatever the clocks do.
+local function move(state)
+  local at = string.format('%.17g', math.max(now / 1000, number('stamped')))
+  call('HSET', key.job, 'state', state, state .. '_at', at, 'stamped', at)
+end
+
+local function illegal(state)
+  return redis.error_reply('ILLEGAL ' .. field('state') .. ' ' .. state)
+end
+
+local function owns(kind, token)
+  return call('HGET', key.unit_owners, kind .. ':' .. id) == token
+end
+
+local function open_unit(kind)
+  local unit, rank = kind .. ':' .. id, field('rank')
+  if call('HSETNX', key.control, unit, rank) == 1 then
+    call('ZADD', key['ready_' .. kind], rank, unit)
+    if kind == 'feed' then call('SADD', key.feeding, id) end
+  end
+end
+
+local function close_unit(kind)
+  local unit = kind .. ':' .. id
+  call('HDEL', key.control, unit)
+  call('HDEL', key.unit_owners, unit)
+  call('HDEL', key.unit_attempts, unit)
+  call('ZREM', key['ready_' .. kind], unit)
+  call('ZREM', key.later, unit)
+  if kind == 'feed' then call('SREM', key.feeding, id) end
+end
+
+-- Make a unit that waits for its delay due at once; a leased one is left alone.
+local function hasten(kind)
+  local unit = kind .. ':' .. id
+  if call('HEXISTS', key.unit_owners, unit) == 0 then
+    call('ZADD', key.later, 'XX', now, unit)
+  end
+end
+
+local function next_epoch()
+  local epoch = math.max(tonumber(call('GET', key.epoch) or 0) + 1, now)
+  call('SET', key.epoch, epoch)
+  return epoch
+end
+
+-- Remove requests of this job from Redis. Bytes are counted from what is really removed, so twice is harmless.
+local function forget(rids)
+  local bytes = 0
+  for _, rid in ipairs(rids) do
+    bytes = bytes + call('HSTRLEN', key.requests, rid)
+    call('HDEL', key.requests, rid)
+  end
+  for _, name in ipairs({'owners', 'attempts', 'kills'}) do many('HDEL', key[name], rids) end
+  for _, name in ipairs({'running', 'alone', 'live'}) do many('SREM', key[name], rids) end
+  many('ZREM', key.leases, rids)
+  call('DECRBY', key.fed_bytes, bytes)
+  call('HINCRBY', key.job, 'live_bytes', -bytes)
+end
+
+-- Remove the job's entries from a queue, keeping the order of the others.
+local function sweep(list)
+  local kept, mark, all = {}, '|' .. id .. ':', call('LRANGE', list, 0, -1)
+  for _, entry in ipairs(all) do
+    if not string.find(entry, mark, 1, true) then kept[#kept + 1] = entry end
+  end
+  if #kept < #all then
+    call('DEL', list)
+    many('RPUSH', list, kept)
+  end
+end
+
+-- Take back every request of the job, queued or leased: from here on nothing of it runs or completes.
+local function revoke()
+  local rids = call('SMEMBERS', key.live)
+  if #rids == 0 then return end
+  forget(rids)
+  for _, bucket in ipairs(buckets) do sweep(queue[bucket]) end
+  sweep(key.suspects)
+end
+
+-- A job's payloads lie under its fingerprint: a caller that passed another model's keys is told to come again.
+local function other_model(given)
+  local is = field('fingerprint')
+  if is ~= given then return redis.error_reply('OTHERMODEL ' .. is) end
+end
+
+local function finalize(state, outcome)
+  move(state)
+  call('HSET', key.job, 'outcome', outcome)
+  call('ZREM', key.deadlines, id)
+  close_unit('plan')
+  close_unit('feed')
+  open_unit('finalize')
+end
+
+-- The check that ends a job's work. Every script that can make it true calls it.
+local function settle()
+  if field('state') ~= 'in_progress' or field('planned') ~= '1' then return end
+  if number('cursor') < call('LLEN', key.shards) then return end
+  close_unit('feed')
+  if call('SCARD', key.live) == 0 then finalize('finalizing', 'completed') end
+end
+
+local function forget_job(seconds)
+  for _, kind in ipairs({'plan', 'feed', 'finalize'}) do close_unit(kind) end
+  call('ZREM', key.deadlines, id)
+  call('DEL', key.live, key.done, key.parts, key.part_index, key.shards)
+  call('EXPIRE', key.job, seconds)
+end
+
+-- Owner values and queue entries: "<token>|<bucket>|<ms>" and "<ms>|<rid>".
+local function owner_of(rid)
+  local value = call('HGET', key.owners, rid)
+  if value then return string.match(value, '^(.-)|(%d+)|(%d+)$') end
+end
+
+local function lease(rid, token, bucket, enqueued, until_)
+  call('HSET', key.owners, rid, token .. '|' .. bucket .. '|' .. enqueued)
+  call('ZADD', key.leases, until_, rid)
+end
+
+local function unlease(rid)
+  call('HDEL', key.owners, rid)
+  call('ZREM', key.leases, rid)
+  return call('SREM', key.running, rid) == 1, call('SREM', key.alone, rid) == 1
+end
+
+-- Put entries back at the head of their queues in the order they are given.
+local function push_back(list, entries)
+  for place = #entries, 1, -1 do call('LPUSH', list, entries[place]) end
+end
+
+-- The answer to a claim: those of `entries` that `token` still owns.
+local function granted(token, record)
+  local rids, enqueued, payloads, attempts = {}, {}, {}, {}
+  for _, entry in ipairs(record.entries) do
+    local ms, rid = string.match(entry, '^(%d+)|(.*)$')
+    if owner_of(rid) == token then
+      rids[#rids + 1], enqueued[#enqueued + 1] = rid, ms
+    end
+  end
+  for _, tries in ipairs(many('HMGET', key.attempts, rids)) do
+    attempts[#attempts + 1] = tonumber(tries or 0)
+  end
+  payloads = many('HMGET', key.requests, rids)
+  return {record.bucket, record.alone, record.epoch, enqueued, attempts, payloads, record.requeued}
+end
+
+local function remember(record, milliseconds)
+  call('SET', key.claims, cmsgpack.pack(record), 'PX', milliseconds)
+end
+
+local function remembered()
+  local record = call('GET', key.claims)
+  if record then return cmsgpack.unpack(record) end
+end

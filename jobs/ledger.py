@@ -1,0 +1,352 @@
+"""The ledger: jobs, units, requests and leases in Redis. Each step is one script, and may be repeated."""
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+import redis
+
+from jobs import ledger_answers as answers
+from jobs import ledger_scripts
+from jobs.buckets import BOUNDS
+from jobs.ledger_scripts import Argument
+from jobs.ledger_types import (
+    Depth,
+    FeedState,
+    Finished,
+    Group,
+    Job,
+    Lease,
+    ModelDepth,
+    Reaped,
+    State,
+    Unit,
+)
+from jobs.records import JobRecord, Manifest, PartEntry, PlannedRequest
+from jobs.settings import Settings
+
+__all__ = [
+    "Depth",
+    "FeedState",
+    "Finished",
+    "Group",
+    "Job",
+    "Lease",
+    "Ledger",
+    "ModelDepth",
+    "Reaped",
+    "State",
+    "Unit",
+]
+
+_REMEMBER_MS = 60_000
+_PRIORITY_SPAN = 100
+
+
+class Ledger:
+    """The ledger of one namespace. Safe to share between threads.
+
+    A call that finds no Redis raises redis.exceptions.ConnectionError or TimeoutError after a few tries.
+    Calling again is always right: every step may be repeated.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        namespace: str,
+        lease_seconds: float,
+        *,
+        grace_seconds: float | None = None,
+        feed_window_requests: int = 4096,
+        feed_budget_bytes: int = 256_000_000,
+        finished_job_seconds: float = 3600,
+    ) -> None:
+        self.redis = client
+        self.worker = uuid.uuid4().hex
+        self._keys = ledger_scripts.Keys(namespace)
+        self._scripts = ledger_scripts.Scripts(client)
+        self._lease_ms = int(lease_seconds * 1000)
+        self._grace_ms = int((lease_seconds / 3 if grace_seconds is None else grace_seconds) * 1000)
+        # A shorter outage cannot have run a lease out, because heartbeats come several times a lease.
+        self._gap_ms = max(self._lease_ms // 2, 5000)
+        self._window = feed_window_requests
+        self._budget = feed_budget_bytes
+        self._finished_seconds = max(1, int(finished_job_seconds))
+
+    @classmethod
+    def connect(cls, settings: Settings) -> Self:
+        """Connect and ping; raises RedisUnreachable."""
+        return cls(
+            ledger_scripts.connect(settings.redis_url),
+            settings.namespace,
+            settings.lease_seconds,
+            grace_seconds=2 * settings.heartbeat_seconds,
+            feed_window_requests=settings.feed_window_requests,
+            feed_budget_bytes=settings.feed_budget_bytes,
+            finished_job_seconds=settings.finished_job_seconds,
+        )
+
+    def ping(self) -> None:
+        """Raise redis.exceptions.RedisError when Redis does not answer."""
+        self.redis.ping()
+
+    def close(self) -> None:
+        self.redis.close()
+
+    # Jobs
+
+    def create(self, record: JobRecord) -> bool:
+        """Enter a job in `validating` with its plan unit; False when it is there already."""
+        priority = max(-_PRIORITY_SPAN, min(_PRIORITY_SPAN, record.priority))
+        # One number orders units: a step of priority outweighs every deadline.
+        rank = int(record.expires_at * 1000) - priority * 10**13
+        facts = (record.tenant, record.priority, record.created_at, record.expires_at, rank)
+        return bool(self._scripts.run("create", self._keys.of(job=record.id), record.id, *facts))
+
+    def job(self, job_id: str) -> Job | None:
+        """Return the job; None when Redis does not know it (never did, forgot it after its end, lost it)."""
+        return self.jobs([job_id])[0]
+
+    def jobs(self, job_ids: Sequence[str]) -> list[Job | None]:
+        """Return the jobs in the order asked for."""
+        pipe = self.redis.pipeline(transaction=True)
+        for job_id in job_ids:
+            pipe.hgetall(self._keys.name("job", job_id))
+            pipe.scard(self._keys.name("live", job_id))
+        found = pipe.execute() if job_ids else []
+        return [answers.job(fields, live) for fields, live in zip(found[::2], found[1::2], strict=True)]
+
+    def cancel(self, job_id: str) -> State | None:
+        """Cancel an unfinished job: nothing of it completes any more. Returns its state; None: unknown."""
+        state = self._on_model("cancel", job_id)
+        return State(answers.text(state)) if state else None
+
+    def expire_due(self) -> list[str]:
+        """Move jobs past their deadline to FINALIZING with the outcome `expired`; returns their ids."""
+        expired = []
+        due = self._scripts.run("due_jobs", self._keys.of())
+        for job_id in map(answers.text, due):
+            if self._on_model("expire", job_id):
+                expired.append(job_id)
+        return expired
+
+    def done(self, job_id: str) -> bytes:
+        """Return the bitmap of finished rows: row r is bit 7 - r % 8 of byte r // 8."""
+        bitmap: Any = self.redis.get(self._keys.name("done", job_id))
+        return bitmap or b""
+
+    # Units
+
+    def claim_unit(
+        self, kind: str | None = None, job_id: str | None = None, *, token: str | None = None
+    ) -> Unit | None:
+        """Lease a due unit: highest priority, then earliest deadline; None when there is none."""
+        token = token or uuid.uuid4().hex
+        args = (job_id or "", token, kind or "", self._lease_ms, _REMEMBER_MS)
+        answer = self._scripts.run("claim_unit", self._keys.of(token=token), *args)
+        if answer is None:
+            return None
+        kind, _, owner = answers.text(answer[0]).partition(":")
+        return Unit(kind, owner, token, int(answer[1]), int(answer[2]))
+
+    def extend_unit(self, unit: Unit) -> bool:
+        """Extend the lease; False when it is lost."""
+        args = (unit.job_id, unit.kind, unit.token, self._lease_ms)
+        return bool(self._scripts.run("extend_unit", self._keys.of(), *args))
+
+    def release_unit(self, unit: Unit, delay_seconds: float = 0.0) -> None:
+        """Give a unit back, due again after the delay. One that is lost or closed stays as it is."""
+        args = (unit.job_id, unit.kind, unit.token, int(delay_seconds * 1000))
+        self._scripts.run("release_unit", self._keys.of(), *args)
+
+    # Plan
+
+    def begin_plan(self, unit: Unit, total: int, model: str, fingerprint: str) -> None:
+        """Set what the plan found and start its list of shards anew; raises LeaseLost."""
+        self._on_model("begin_plan", unit.job_id, unit.token, total, model, fingerprint)
+
+    def add_shards(self, unit: Unit, shards: Sequence[str], planned: int) -> None:
+        """Release shards (names unique over all epochs) with `planned` requests to feed; raises LeaseLost."""
+        keys = self._keys.of(job=unit.job_id)
+        self._scripts.run("add_shards", keys, unit.job_id, unit.token, planned, *shards)
+
+    def end_plan(self, unit: Unit) -> None:
+        """Close the plan: all shards are released. Ends the work when nothing is left; raises LeaseLost."""
+        self._scripts.run("end_plan", self._keys.of(job=unit.job_id), unit.job_id, unit.token)
+
+    def fail(self, unit: Unit, manifest: Manifest | None = None) -> None:
+        """Move validating -> failed with the manifest's times; raises LeaseLost, Conflict once work began."""
+        args = (unit.token, self._finished_seconds, *_flat(manifest.times if manifest else {}))
+        self._scripts.run("fail", self._keys.of(job=unit.job_id), unit.job_id, *args)
+
+    # Feed
+
+    def feed_state(self, unit: Unit) -> FeedState:
+        """Return what to feed next and how much; raises LeaseLost (also when the job has been fed)."""
+        keys, args = self._keys.of(job=unit.job_id), (unit.job_id, unit.token, self._window, self._budget)
+        shard, offset, requests, size, planned = self._scripts.run("feed_state", keys, *args)
+        return FeedState(answers.text(shard) if shard else None, offset, requests, size, bool(planned))
+
+    def feed(
+        self, unit: Unit, shard: str, offset: int, requests: Sequence[PlannedRequest], last: bool
+    ) -> bool:
+        """Enqueue the shard's requests from `offset` on; `last`: the shard is used up. Raises LeaseLost.
+
+        Returns False when the cursor is not at `offset`: ask for the feed_state again.
+        """
+        args: list[Argument] = []
+        for request in requests:
+            if request.bucket not in BOUNDS or not request.id.startswith(unit.job_id + ":"):
+                raise ValueError(
+                    f"request {request.id!r} of bucket {request.bucket} is none of {unit.job_id}"
+                )
+            rows = ",".join(map(str, request.rows))
+            args += [request.id, request.bucket, rows, request.to_json()]
+        return bool(self._on_model("feed", unit.job_id, unit.token, shard, offset, int(last), *args))
+
+    # Requests
+
+    def claim(
+        self,
+        fingerprint: str,
+        count: int,
+        prefer: int | None = None,
+        idle: bool = False,
+        *,
+        token: str | None = None,
+    ) -> Group | None:
+        """Lease up to `count` requests of one bucket: `prefer` while it has any, else the longest waiting.
+
+        `idle`: the caller runs nothing. Only then it gets a suspect, alone. While suspects wait, one busy
+        worker gets nothing (None), so that it becomes idle.
+        """
+        token = token or uuid.uuid4().hex
+        keys = self._keys.of(model=fingerprint, token=token)
+        args = (self.worker, token, count, prefer or "", int(idle), self._lease_ms, _REMEMBER_MS)
+        answer = self._scripts.run("claim", keys, *args)
+        if answer is None:
+            return None
+        leases = answers.leases(fingerprint, token, answer)
+        if not leases:
+            return None
+        return Group(leases[0].request.bucket, leases, bool(answer[1]), int(answer[2]))
+
+    def start(self, fingerprint: str, leases: Iterable[Lease]) -> list[str]:
+        """Mark requests as running, before they run; returns the ids that are lost and must not run."""
+        return self._for_owned("start", fingerprint, leases, "")
+
+    def extend(self, fingerprint: str, leases: Iterable[Lease]) -> list[str]:
+        """Extend leases; returns the ids of those that are lost (reaped, cancelled, expired)."""
+        return self._for_owned("extend", fingerprint, leases, self._lease_ms)
+
+    def release(self, fingerprint: str, leases: Iterable[Lease]) -> None:
+        """Put requests back at the head of their bucket; no attempt is counted."""
+        self._for_owned("release", fingerprint, leases, "")
+
+    def complete(
+        self, fingerprint: str | None, job_id: str, part: str, rows: Sequence[Finished]
+    ) -> list[int]:
+        """Register a part that lies in the store and count its rows; returns the rows refused.
+
+        A row is accepted once, and only from the owner of its request's lease, or without a token. All rows
+        of a request (leader and followers) come in one call: it leaves Redis with them.
+        """
+        args: list[Argument] = []
+        for row in rows:
+            failed = "" if row.failed is None else int(row.failed)
+            args += [row.rid, row.token or "", row.row, failed, row.prompt, row.cached, row.completion]
+        answer = self._on_model("complete", job_id, part, self._window, *args, fingerprint=fingerprint)
+        return list(map(int, answer))
+
+    def reap(self, fingerprints: Iterable[str] | None = None) -> Reaped:
+        """Take back expired leases, of all known models by default.
+
+        Waiting requests return to the head of their bucket. Those that ran become suspects. One that ended
+        two workers while alone is leased to the caller, who writes its error line and completes it.
+        """
+        if fingerprints is None:
+            fingerprints = map(answers.text, self.redis.smembers(self._keys.name("models")))
+        requeued, given_up = 0, []
+        for fingerprint in fingerprints:
+            token = uuid.uuid4().hex
+            args = ("", token, self._lease_ms, self._gap_ms, self._grace_ms, _REMEMBER_MS)
+            answer = self._scripts.run("reap", self._keys.of(model=fingerprint, token=token), *args)
+            if answer is not None:
+                requeued += int(answer[6])
+                given_up += answers.leases(fingerprint, token, answer)
+        return Reaped(requeued, given_up)
+
+    def parts(self, job_id: str, start: int = 0) -> list[PartEntry]:
+        """Return the parts in the order of registration, from number `start` on; none once the job ended."""
+        entries: Any = self.redis.lrange(self._keys.name("parts", job_id), start, -1)
+        return [PartEntry.from_json(entry) for entry in entries]
+
+    # Finalize
+
+    def finish(self, unit: Unit, manifest: Manifest) -> None:
+        """End the job as its manifest says and drop its requests; raises LeaseLost."""
+        prompt, cached, completion = manifest.usage
+        facts: dict[str, Argument] = {
+            **manifest.times,
+            "total": manifest.total,
+            "completed": manifest.completed,
+            "failed": manifest.failed,
+            "prompt": prompt,
+            "cached": cached,
+            "completion": completion,
+        }
+        args = (unit.token, manifest.state, self._finished_seconds, *_flat(facts))
+        self._on_model("finish", unit.job_id, *args)
+
+    # Depth
+
+    def depth(self) -> Depth:
+        """Return what is left to do."""
+        names = sorted(map(answers.text, self.redis.smembers(self._keys.name("models"))))
+        pipe = self.redis.pipeline(transaction=True)
+        pipe.hlen(self._keys.name("control"))
+        pipe.get(self._keys.name("fed_bytes"))
+        for name in names:
+            pipe.hlen(self._keys.name("requests", name))
+            pipe.zcard(self._keys.name("leases", name))
+            pipe.llen(self._keys.name("suspects", name))
+            for bound in BOUNDS:
+                pipe.llen(self._keys.name("queue", name, bound))
+        control, fed_bytes, *counts = pipe.execute()
+        width = 3 + len(BOUNDS)
+        models = {name: answers.depth(counts[i * width : (i + 1) * width]) for i, name in enumerate(names)}
+        return Depth(models, control, int(fed_bytes or 0))
+
+    def queue_view(self) -> dict[str, Any]:
+        """Return the depth as the JSON of GET /v1/queue."""
+        depth = self.depth()
+        models = {
+            name: {**model, "buckets": {str(bound): count for bound, count in model["buckets"].items()}}
+            for name, model in depth.models.items()
+        }
+        return {"object": "queue", "control": depth.control, "bytes": depth.fed_bytes, "models": models}
+
+    def _for_owned(
+        self, script: str, fingerprint: str, leases: Iterable[Lease], first: Argument
+    ) -> list[str]:
+        args = [item for lease in leases for item in (lease.rid, lease.token)]
+        if not args:
+            return []
+        gone = self._scripts.run(script, self._keys.of(model=fingerprint), first, *args)
+        return list(map(answers.text, gone))
+
+    def _on_model(self, script: str, job_id: str, *args: Argument, fingerprint: str | None = None) -> Any:
+        """Run a script that needs the job's model; the fingerprint may change under us, then ask again."""
+        if fingerprint is None:
+            stored = self.redis.hget(self._keys.name("job", job_id), "fingerprint")
+            fingerprint = answers.text(stored or b"")
+        while True:
+            keys = self._keys.of(job=job_id, model=fingerprint)
+            try:
+                return self._scripts.run(script, keys, job_id, fingerprint, *args)
+            except ledger_scripts.OtherModel as other:
+                fingerprint = other.fingerprint
+
+
+def _flat(fields: Mapping[str, Argument]) -> list[Argument]:
+    return [item for pair in fields.items() for item in pair]

@@ -1,0 +1,67 @@
+"""What Redis answers, as the ledger's values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jobs.buckets import BOUNDS
+from jobs.ledger_types import Job, Lease, ModelDepth, State
+from jobs.records import PlannedRequest
+
+TIMES = (
+    "created_at",
+    "in_progress_at",
+    "finalizing_at",
+    "completed_at",
+    "failed_at",
+    "expired_at",
+    "cancelling_at",
+    "cancelled_at",
+)
+
+
+def text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def job(fields: dict[bytes, bytes], live: int) -> Job | None:
+    known = {text(name): text(value) for name, value in fields.items()}
+    if not known:
+        return None
+    return Job(
+        id=known["id"],
+        state=State(known["state"]),
+        outcome=known.get("outcome"),
+        tenant=known["tenant"],
+        model=known.get("model"),
+        fingerprint=known.get("fingerprint"),
+        total=int(known.get("total", 0)),
+        completed=int(known.get("completed", 0)),
+        failed=int(known.get("failed", 0)),
+        usage=(int(known.get("prompt", 0)), int(known.get("cached", 0)), int(known.get("completion", 0))),
+        times={name: float(known[name]) for name in TIMES if name in known},
+        expires_at=float(known["expires_at"]),
+        priority=int(known["priority"]),
+        planned=known.get("planned") == "1",
+        fed=int(known.get("fed", 0)),
+        live=live,
+    )
+
+
+def leases(fingerprint: str, token: str, answer: list[Any]) -> list[Lease]:
+    _, _, epoch, enqueued, attempts, payloads, _ = answer
+    return [
+        Lease(
+            PlannedRequest.from_json(payload), token, fingerprint, int(epoch), int(tries), int(since) / 1000
+        )
+        for since, tries, payload in zip(enqueued, attempts, payloads, strict=True)
+    ]
+
+
+def depth(counts: Sequence[int]) -> ModelDepth:
+    requests, leased, suspects, *queues = counts
+    return ModelDepth(
+        queued=requests - leased,
+        leased=leased,
+        suspects=suspects,
+        buckets={bound: count for bound, count in zip(BOUNDS, queues, strict=True) if count},
+    )

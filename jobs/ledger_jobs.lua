@@ -1,0 +1,204 @@
+-- Scripts on jobs and their units. The key layout and the prelude are in ledger.lua.
+
+--@ create
+-- id, tenant, priority, created_at, expires_at (s), rank. Twice: the job is there, nothing happens.
+if call('EXISTS', key.job) == 1 then return 0 end
+call('HSET', key.job, 'id', id, 'state', 'validating', 'tenant', ARGV[2], 'priority', ARGV[3], 'created_at', ARGV[4],
+  'stamped', ARGV[4], 'expires_at', ARGV[5], 'rank', ARGV[6])
+call('ZADD', key.deadlines, ARGV[5] * 1000, id)
+open_unit('plan')
+return 1
+
+--@ cancel
+-- id, fingerprint. Twice: the state is not open any more, and is returned.
+local state = field('state')
+if not open[state] then return state end
+local other = other_model(ARGV[2])
+if other then return other end
+revoke()
+finalize('cancelling', 'cancelled')
+return 'cancelling'
+
+--@ expire
+-- id, fingerprint. A job whose work is over (finalizing, cancelling) ends as what it is.
+if not open[field('state')] then
+  call('ZREM', key.deadlines, id)
+  return 0
+end
+if number('expires_at') * 1000 > now then return 0 end
+local other = other_model(ARGV[2])
+if other then return other end
+revoke()
+finalize('finalizing', 'expired')
+return 1
+
+--@ due_jobs
+return call('ZRANGEBYSCORE', key.deadlines, '-inf', now, 'LIMIT', 0, 100)
+
+--@ claim_unit
+-- job id or '', token, kind or '', lease ms, remember ms. Twice: the record gives the same unit while the token owns it.
+local token, kinds = ARGV[2], {'finalize', 'feed', 'plan'}
+if ARGV[3] ~= '' then kinds = {ARGV[3]} end
+local record = remembered()
+if record and call('HGET', key.unit_owners, record.unit) == token then
+  return {record.unit, record.epoch, record.attempts}
+end
+for _, unit in ipairs(call('ZRANGEBYSCORE', key.later, '-inf', now, 'LIMIT', 0, 1000)) do
+  call('ZREM', key.later, unit)
+  call('ZADD', key['ready_' .. string.match(unit, '^%l+')], call('HGET', key.control, unit), unit)
+end
+local chosen, best
+for _, kind in ipairs(kinds) do
+  local unit, rank
+  if id ~= '' then
+    unit = kind .. ':' .. id
+    rank = call('ZSCORE', key['ready_' .. kind], unit)
+    local due = call('ZSCORE', key.later, unit)
+    if not rank and due and tonumber(due) <= now then rank = call('HGET', key.control, unit) end
+  else
+    local head = call('ZRANGE', key['ready_' .. kind], 0, 0, 'WITHSCORES')
+    unit, rank = head[1], head[2]
+  end
+  rank = rank and tonumber(rank)
+  if rank and (not best or rank < best) then chosen, best = unit, rank end
+end
+if not chosen then return false end
+call('ZREM', key['ready_' .. string.match(chosen, '^%l+')], chosen)
+call('ZADD', key.later, now + ARGV[4], chosen)
+call('HSET', key.unit_owners, chosen, token)
+local epoch = next_epoch()
+local attempts = call('HINCRBY', key.unit_attempts, chosen, 1)
+remember({unit = chosen, epoch = epoch, attempts = attempts}, ARGV[5])
+return {chosen, epoch, attempts}
+
+--@ extend_unit
+-- id, kind, token, lease ms. A lease that ran out but that nobody took may be extended.
+if not owns(ARGV[2], ARGV[3]) then return 0 end
+local unit = ARGV[2] .. ':' .. id
+call('ZREM', key['ready_' .. ARGV[2]], unit)
+call('ZADD', key.later, now + ARGV[4], unit)
+return 1
+
+--@ release_unit
+-- id, kind, token, delay ms. Twice: the token owns nothing any more.
+if not owns(ARGV[2], ARGV[3]) then return 0 end
+local unit = ARGV[2] .. ':' .. id
+call('HDEL', key.unit_owners, unit)
+call('HDEL', key.unit_attempts, unit)
+call('ZREM', key['ready_' .. ARGV[2]], unit)
+call('ZADD', key.later, now + ARGV[4], unit)
+return 1
+
+--@ begin_plan
+-- id, fingerprint before, token, total, model, fingerprint. Twice, even after shards were added: `begun` has the token.
+-- A plan that starts over drops the shards of the one before: what was fed from them lives on and is not fed again.
+if not owns('plan', ARGV[3]) or not open[field('state')] then return lost end
+if field('begun') == ARGV[3] then return 1 end
+local other = other_model(ARGV[2])
+if other then return other end
+if ARGV[2] ~= ARGV[6] then revoke() end
+call('DEL', key.shards)
+call('HSET', key.job, 'begun', ARGV[3], 'total', ARGV[4], 'model', ARGV[5], 'fingerprint', ARGV[6], 'cursor', 0, 'offset', 0,
+  'planned_requests', 0)
+call('SADD', key.models, ARGV[6])
+return 1
+
+--@ add_shards
+-- id, token, requests in them, names... Twice: names are unique, and one that is in the list is not added again.
+if not owns('plan', ARGV[2]) or not open[field('state')] or field('begun') ~= ARGV[2] then return lost end
+local added = 0
+for place = 4, #ARGV do
+  if not call('LPOS', key.shards, ARGV[place]) then
+    call('RPUSH', key.shards, ARGV[place])
+    added = added + 1
+  end
+end
+if added == 0 then return 0 end
+call('HINCRBY', key.job, 'planned_requests', ARGV[3])
+if field('state') == 'validating' then move('in_progress') end
+open_unit('feed')
+hasten('feed')
+return added
+
+--@ end_plan
+-- id, token. Twice: `ended` has the token.
+if field('ended') == ARGV[2] then return 1 end
+if not owns('plan', ARGV[2]) or not open[field('state')] or field('begun') ~= ARGV[2] then return lost end
+if field('state') == 'validating' then move('in_progress') end
+call('HSET', key.job, 'planned', 1, 'ended', ARGV[2])
+close_unit('plan')
+settle()
+return 1
+
+--@ fail
+-- id, token, seconds to remember, (name of a time, s)... Twice: the job is failed.
+if field('state') == 'failed' then return 1 end
+if not owns('plan', ARGV[2]) then return lost end
+if field('state') ~= 'validating' then return illegal('failed') end
+move('failed')
+for place = 4, #ARGV, 2 do call('HSET', key.job, ARGV[place], ARGV[place + 1]) end
+forget_job(ARGV[3])
+return 1
+
+--@ feed_state
+-- id, token, window, budget. A job may fill its share of the budget: else one of long prompts would starve the small ones.
+if not owns('feed', ARGV[2]) or field('state') ~= 'in_progress' then return lost end
+local live, room = call('SCARD', key.live), ARGV[4] - (call('GET', key.fed_bytes) or 0)
+if live > 0 then
+  local share = math.floor(ARGV[4] / math.max(call('SCARD', key.feeding), 1))
+  room = math.min(room, share - number('live_bytes'))
+end
+return {call('LINDEX', key.shards, number('cursor')), number('offset'), math.max(0, ARGV[3] - live), math.max(0, room),
+  number('planned')}
+
+--@ feed
+-- id, fingerprint, token, shard, offset, last, then (rid, bucket, rows as "1,5", payload)... 1: fed; 0: the cursor is elsewhere.
+-- Twice: `fed_call` names the call that moved it last. A request that lives or whose rows are all done is passed over: a
+-- plan that was started over, or a recovered job, feeds only what is left.
+local requests = (#ARGV - 6) / 4
+local this = table.concat({ARGV[3], ARGV[4], ARGV[5], ARGV[6], requests}, '|')
+if field('fed_call') == this then return 1 end
+if not owns('feed', ARGV[3]) or field('state') ~= 'in_progress' then return lost end
+if call('LINDEX', key.shards, number('cursor')) ~= ARGV[4] or number('offset') ~= tonumber(ARGV[5]) then return 0 end
+local other = other_model(ARGV[2])
+if other then return other end
+local bytes, fed = 0, 0
+for place = 7, #ARGV, 4 do
+  local rid, bucket, rows, payload = ARGV[place], ARGV[place + 1], ARGV[place + 2], ARGV[place + 3]
+  local wanted = false
+  for row in string.gmatch(rows, '%d+') do
+    wanted = wanted or call('GETBIT', key.done, row) == 0
+  end
+  if wanted and call('SADD', key.live, rid) == 1 then
+    call('HSET', key.requests, rid, payload)
+    call('RPUSH', queue[bucket], now .. '|' .. rid)
+    bytes, fed = bytes + #payload, fed + 1
+  end
+end
+call('INCRBY', key.fed_bytes, bytes)
+call('HINCRBY', key.job, 'live_bytes', bytes)
+call('HINCRBY', key.job, 'fed', fed)
+if ARGV[6] == '1' then
+  call('HINCRBY', key.job, 'cursor', 1)
+  call('HSET', key.job, 'offset', 0)
+else
+  call('HINCRBY', key.job, 'offset', requests)
+end
+if requests > 0 or ARGV[6] == '1' then call('HSET', key.job, 'fed_call', this) end
+settle()
+return 1
+
+--@ finish
+-- id, fingerprint, token, state, seconds to remember, (field, value)... Twice: the state is terminal.
+-- The manifest is the truth: it was there first, whatever this job became since.
+local state = field('state')
+if state == '' or terminal[state] then return 1 end
+if not owns('finalize', ARGV[3]) then return lost end
+if not terminal[ARGV[4]] or open[state] then return illegal(ARGV[4]) end
+local other = other_model(ARGV[2])
+if other then return other end
+revoke()
+call('HSET', key.job, 'state', ARGV[4])
+for place = 6, #ARGV, 2 do call('HSET', key.job, ARGV[place], ARGV[place + 1]) end
+forget_job(ARGV[5])
+return 1

@@ -1,0 +1,187 @@
+-- Scripts on requests and their leases. The key layout and the prelude are in ledger.lua.
+
+--@ claim
+-- worker, token, count, preferred bucket or '', idle, lease ms, remember ms. Twice: the record gives the same group.
+local token, count, until_ = ARGV[2], tonumber(ARGV[3]), now + ARGV[6]
+
+local function take(list, most)
+  local taken, seen = {}, {}
+  while #taken < most do
+    local entries = call('LPOP', list, most - #taken)
+    if not entries then break end
+    for _, entry in ipairs(entries) do
+      local rid = string.match(entry, '|(.*)$')
+      local waits = call('HEXISTS', key.requests, rid) == 1 and call('HEXISTS', key.owners, rid) == 0
+      if waits and not seen[rid] then
+        taken[#taken + 1], seen[rid] = entry, true
+      end
+    end
+  end
+  return taken
+end
+
+local function oldest()
+  local found, least
+  for _, bucket in ipairs(buckets) do
+    local head = call('LINDEX', queue[bucket], 0)
+    local ms = head and tonumber(string.match(head, '^%d+'))
+    if ms and (not least or ms < least) then found, least = bucket, ms end
+  end
+  return found
+end
+
+local function grant(entries, bucket, alone)
+  for _, entry in ipairs(entries) do
+    local ms, rid = string.match(entry, '^(%d+)|(.*)$')
+    lease(rid, token, bucket, ms, until_)
+    if alone == 1 then call('SADD', key.alone, rid) end
+  end
+  local record = {bucket = tonumber(bucket), alone = alone, epoch = next_epoch(), entries = entries, requeued = 0}
+  remember(record, ARGV[7])
+  return granted(token, record)
+end
+
+local record = remembered()
+if record then return granted(token, record) end
+if call('LLEN', key.suspects) > 0 then
+  if ARGV[5] == '1' then
+    local entries = take(key.suspects, 1)
+    if #entries > 0 then return grant(entries, 0, 1) end
+  elseif call('SET', key.drain, id, 'NX', 'PX', ARGV[6]) or call('GET', key.drain) == id then
+    call('PEXPIRE', key.drain, ARGV[6])
+    return false
+  end
+end
+local bucket = ARGV[4]
+if not queue[bucket] then bucket = oldest() end
+while bucket do
+  local entries = take(queue[bucket], count)
+  if #entries > 0 then return grant(entries, bucket, 0) end
+  bucket = oldest()
+end
+return false
+
+--@ start
+-- '', (rid, token)... Marks them running; returns those that the token does not own.
+local gone = {}
+for place = 2, #ARGV, 2 do
+  if owner_of(ARGV[place]) == ARGV[place + 1] then
+    call('SADD', key.running, ARGV[place])
+  else
+    gone[#gone + 1] = ARGV[place]
+  end
+end
+return gone
+
+--@ extend
+-- lease ms, (rid, token)... Returns those that the token does not own. One that ran out but was not reaped goes on.
+local gone = {}
+for place = 2, #ARGV, 2 do
+  if owner_of(ARGV[place]) == ARGV[place + 1] then
+    call('ZADD', key.leases, now + ARGV[1], ARGV[place])
+  else
+    gone[#gone + 1] = ARGV[place]
+  end
+end
+return gone
+
+--@ release
+-- '', (rid, token)... Back to the head, no attempt counted. Twice: the token owns nothing any more.
+local back = {}
+for place = 2, #ARGV, 2 do
+  local rid = ARGV[place]
+  local token, bucket, ms = owner_of(rid)
+  if token == ARGV[place + 1] then
+    if tonumber(call('HGET', key.kills, rid) or 0) >= 2 then
+      call('ZADD', key.leases, now, rid)  -- given up: it must not run again, so the next reap hands it out again
+    else
+      local _, alone = unlease(rid)
+      local list = alone and key.suspects or queue[bucket]
+      back[list] = back[list] or {}
+      table.insert(back[list], ms .. '|' .. rid)
+    end
+  end
+end
+for list, entries in pairs(back) do push_back(list, entries) end
+return {}
+
+--@ complete
+-- id, fingerprint, part, window, then (rid, token or '', row, failed, prompt, cached, completion)...; returns refused rows.
+-- A row counts once: its done bit decides, so retries, zombies and recovery cannot double it. Twice: the part is in the index.
+-- A part of which nothing was accepted is not kept: neither a lost token nor a done bit comes back, so the answer stays.
+local refused, kept = {}, 0
+local state = field('state')
+local place = call('HGET', key.part_index, ARGV[3])
+if place then
+  local entry = cjson.decode(call('LINDEX', key.parts, place))
+  return entry.skip
+end
+if state == '' or terminal[state] then
+  for at = 7, #ARGV, 7 do refused[#refused + 1] = tonumber(ARGV[at]) end
+  return refused
+end
+local other = other_model(ARGV[2])
+if other then return other end
+local total, may, finished = tonumber(call('HGET', key.job, 'total') or 4294967296), {}, {}
+local sums = {completed = 0, failed = 0, prompt = 0, cached = 0, completion = 0}
+for at = 5, #ARGV, 7 do
+  local rid, token, row, failed = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 3]
+  if may[rid] == nil then
+    may[rid] = token == '' or (key.owners ~= nil and owner_of(rid) == token)
+    if may[rid] then finished[#finished + 1] = rid end
+  end
+  if may[rid] and row < total and call('SETBIT', key.done, row, 1) == 0 then
+    kept = kept + 1
+    if failed == '1' then sums.failed = sums.failed + 1 end
+    if failed == '0' then sums.completed = sums.completed + 1 end
+    sums.prompt, sums.cached = sums.prompt + ARGV[at + 4], sums.cached + ARGV[at + 5]
+    sums.completion = sums.completion + ARGV[at + 6]
+  else
+    refused[#refused + 1] = row
+  end
+end
+for name, sum in pairs(sums) do
+  if sum > 0 then call('HINCRBY', key.job, name, sum) end
+end
+if key.requests then forget(finished) end
+if kept > 0 then
+  local entry = '{"name":' .. cjson.encode(ARGV[3]) .. ',"skip":[' .. table.concat(refused, ',') .. ']}'
+  call('HSET', key.part_index, ARGV[3], call('RPUSH', key.parts, entry) - 1)
+end
+if call('SCARD', key.live) * 2 <= tonumber(ARGV[4]) then hasten('feed') end
+settle()
+return refused
+
+--@ reap
+-- '', token, lease ms, gap ms, grace ms, remember ms. Twice: what is back in a queue has no lease; the record keeps the rest.
+-- Nobody reaped for a long time: Redis was away, and the workers with it. They get a grace to extend what they still run.
+local record = remembered()
+if record then return granted(ARGV[2], record) end
+local last, grace = call('HGET', key.reaped, 'at'), tonumber(call('HGET', key.reaped, 'until') or 0)
+if last and now - last > tonumber(ARGV[4]) then grace = now + ARGV[5] end
+call('HSET', key.reaped, 'at', now, 'until', grace)
+if now < grace then return false end
+local back, given_up, requeued = {}, {}, 0
+for _, rid in ipairs(call('ZRANGEBYSCORE', key.leases, '-inf', now, 'LIMIT', 0, 1000)) do
+  local _, bucket, ms = owner_of(rid)
+  local ran, alone = unlease(rid)
+  local entry = ms .. '|' .. rid
+  if ran then call('HINCRBY', key.attempts, rid, 1) end
+  if ran and alone then call('HINCRBY', key.kills, rid, 1) end
+  if tonumber(call('HGET', key.kills, rid) or 0) >= 2 then
+    lease(rid, ARGV[2], bucket, ms, now + ARGV[3])
+    given_up[#given_up + 1] = entry
+  elseif ran then
+    call('RPUSH', key.suspects, entry)
+  else
+    local list = alone and key.suspects or queue[bucket]
+    back[list] = back[list] or {}
+    table.insert(back[list], entry)
+  end
+  requeued = requeued + 1
+end
+for list, entries in pairs(back) do push_back(list, entries) end
+if requeued == 0 then return false end
+local record = {bucket = 0, alone = 0, epoch = next_epoch(), entries = given_up, requeued = requeued - #given_up}
+remember(record, ARGV[6])
+return granted(ARGV[2], record)
