@@ -1,0 +1,36 @@
+"""The engine: token ids in, token ids out. Importing this package loads neither torch nor transformers."""
+
+from jobs.settings import ModelSettings, Settings
+from worker.engine.base import Engine
+from worker.engine.types import Completion, EngineConfig, Request, Sampling, Stats, Timings
+
+__all__ = [
+    "Completion",
+    "Engine",
+    "EngineConfig",
+    "Request",
+    "Sampling",
+    "Stats",
+    "Timings",
+    "open_engine",
+]
+
+
+def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
+    """Load the engine of a served model; raises errors.ModelUnavailable."""
+    config = EngineConfig(
+        device=settings.device,
+        dtype=model.dtype,
+        max_running=settings.max_running,
+        max_batch_tokens=settings.max_batch_tokens,
+        context_tokens=model.context_tokens,
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
+    )
+    if model.engine == "echo":
+        from worker.engine.echo import EchoEngine
+
+        return EchoEngine.open(model.source, config, faults=model.faults, name=name)
+    from worker.engine.fallback import FallbackEngine
+
+    return FallbackEngine.open(model.source, config, name=name)

@@ -1,0 +1,159 @@
+"""What every engine has in common: requests wait, are admitted, run, and come back as completions."""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from worker.engine.types import Completion, EngineConfig, FinishReason, Request, Row, Stats, Timings
+
+_WINDOW_REQUESTS = 1024
+
+
+class Engine(ABC):
+    """Turns token ids into token ids. One thread adds and steps; others may cancel and read the properties.
+
+    `on_admit(ids)` is called before requests first run and returns those that must not: they vanish without a
+    completion. Whatever it raises leaves `step` with the requests still waiting.
+    """
+
+    def __init__(self, tokenizer: Any, context_tokens: int, vocabulary: int, config: EngineConfig) -> None:
+        self.tokenizer = tokenizer
+        self.context_tokens = context_tokens
+        self.config = config
+        self.stats = Stats()
+        self.on_admit: Callable[[list[str]], Iterable[str]] = lambda ids: ()
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._waiting: dict[str, Row] = {}
+        self._running: dict[str, Row] = {}
+        self._ready: list[Completion] = []
+
+    @staticmethod
+    def load(source: str, config: EngineConfig | None = None) -> "Engine":
+        """Load a hub id, a local directory or a GGUF file; raises errors.ModelUnavailable."""
+        from worker.engine.fallback import FallbackEngine
+
+        return FallbackEngine.open(source, config or EngineConfig())
+
+    @abstractmethod
+    def step(self) -> list[Completion]:
+        """Go on for at most about 0.2 s and return what has finished. Raises when the device is lost."""
+
+    @abstractmethod
+    def room(self) -> int:
+        """Return how many more requests to claim now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop and free the model. Requests still here are forgotten."""
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running or self._ready)
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        with self._lock:
+            return frozenset(self._waiting)
+
+    @property
+    def running(self) -> frozenset[str]:
+        with self._lock:
+            return frozenset(self._running)
+
+    def add(self, requests: Iterable[Request]) -> None:
+        """Queue requests. An id that is here already starts anew; what cannot run comes back as an error."""
+        with self._lock:
+            for request in requests:
+                self.stats.requests_added += 1
+                self._drop(request.id)
+                row = Row(request)
+                reason = self._refusal(request)
+                if reason is None:
+                    self._waiting[request.id] = row
+                else:
+                    self._ready.append(self._completion(row, "error", error=reason))
+
+    def cancel(self, ids: Iterable[str]) -> None:
+        """Stop requests, waiting or running: the next step returns them as cancelled. Ignores unknown ids."""
+        with self._lock:
+            for id in ids:
+                row = self._drop(id)
+                if row is not None:
+                    self._ready.append(self._completion(row, "cancelled"))
+
+    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Run requests to their end and yield completions as they finish, in any order."""
+        source = iter(requests)
+        while True:
+            self.add(islice(source, max(0, _WINDOW_REQUESTS - len(self._waiting))))
+            if not self.has_work:
+                return
+            yield from self.step()
+
+    def _drop(self, id: str) -> Row | None:
+        row = self._waiting.pop(id, None) or self._running.pop(id, None)
+        if row is not None:
+            row.dropped = True
+        return row
+
+    def _admit(self, rows: list[Row]) -> list[Row]:
+        """Move waiting rows to the running ones, without those that were lost or cancelled meanwhile."""
+        if not rows:
+            return []
+        lost = set(self.on_admit([row.id for row in rows]))
+        now = time.monotonic()
+        admitted = []
+        with self._lock:
+            for row in rows:
+                if row.dropped:
+                    continue
+                del self._waiting[row.id]
+                if row.id in lost:
+                    row.dropped = True
+                    continue
+                row.admitted = now
+                self._running[row.id] = row
+                admitted.append(row)
+        return admitted
+
+    def _finish(self, row: Row, completion: Completion) -> None:
+        with self._lock:
+            if not row.dropped:
+                del self._running[row.id]
+                self._ready.append(completion)
+
+    def _take_ready(self) -> list[Completion]:
+        with self._lock:
+            ready, self._ready = self._ready, []
+        for completion in ready:
+            if completion.finish_reason == "error":
+                self.stats.requests_failed += 1
+            elif completion.finish_reason == "cancelled":
+                self.stats.requests_cancelled += 1
+            else:
+                self.stats.requests_finished += 1
+        return ready
+
+    def _refusal(self, request: Request) -> str | None:
+        """Return why a request can never run. A token id out of range would take its whole batch down."""
+        if not request.prompt_ids:
+            return "the prompt has no tokens"
+        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._vocabulary:
+            return f"the prompt has token ids outside of the model's {self._vocabulary}"
+        prompt, output = len(request.prompt_ids), request.sampling.max_tokens
+        if prompt + output > self.context_tokens:
+            return (
+                f"{prompt} prompt tokens and {output} max_tokens exceed the context of {self.context_tokens}"
+            )
+        return request.sampling.fault()
+
+    def _completion(
+        self, row: Row, reason: FinishReason, text: str = "", error: str | None = None
+    ) -> Completion:
+        now = time.monotonic()
+        timings = Timings(row.admitted or now, row.first_token, now)
+        return Completion(row.id, list(row.token_ids), text, reason, 0, timings, error)

@@ -1,0 +1,114 @@
+"""An engine without a model: it repeats the end of each prompt. For tests and benchmarks of the system."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jobs import errors
+from worker.engine.base import Engine
+from worker.engine.source import locate
+from worker.engine.types import Completion, EngineConfig, Row, Timings
+
+log = logging.getLogger(__name__)
+_NO_LIMIT = 1 << 40
+
+
+class EchoEngine(Engine):
+    """Completes a request with the last tokens of its prompt, up to max_tokens; a step finishes all that run.
+
+    Faults: `kill:TEXT` kills the process when a running prompt contains TEXT, `raise:TEXT` makes that request
+    an error, `hang:TEXT` never returns from the step (until `close`), `slow:SECONDS` makes each step so long.
+    """
+
+    def __init__(self, tokenizer: Any, config: EngineConfig, faults: Iterable[str] = ()) -> None:
+        super().__init__(tokenizer, config.context_tokens or _NO_LIMIT, _NO_LIMIT, config)
+        self._closing = threading.Event()
+        self._slow_seconds = 0.0
+        self._texts: dict[str, list[str]] = {"kill": [], "raise": [], "hang": []}
+        for fault in faults:
+            kind, _, value = fault.partition(":")
+            if kind == "slow":
+                self._slow_seconds = float(value)
+            elif kind in self._texts and value:
+                self._texts[kind].append(value)
+            else:
+                raise ValueError(
+                    f"{fault!r} is not a fault: kill:TEXT, raise:TEXT, hang:TEXT or slow:SECONDS"
+                )
+
+    @classmethod
+    def open(
+        cls, source: str, config: EngineConfig, faults: Iterable[str] = (), name: str | None = None
+    ) -> "EchoEngine":
+        """Load the tokenizer of a source; raises errors.ModelUnavailable."""
+        try:
+            return cls(_load_tokenizer(source, config), config, faults)
+        except Exception as error:  # as in loader.load
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
+            raise errors.ModelUnavailable(name=name or source, source=source, reason=reason) from error
+
+    def room(self) -> int:
+        return max(0, self.config.max_running - len(self._waiting))
+
+    def step(self) -> list[Completion]:
+        with self._lock:
+            first = list(self._waiting.values())[: self.config.max_running]
+        rows = self._admit(first)
+        if rows:
+            self.stats.batches += 1
+            self.stats.decode_steps += 1
+            raised = self._inject_faults(rows)
+            if self._slow_seconds:
+                self._closing.wait(self._slow_seconds)
+            self._echo(rows, raised)
+        return self._take_ready()
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def _echo(self, rows: list[Row], raised: set[str]) -> None:
+        outputs = [row.request.prompt_ids[-row.max_tokens :] for row in rows]
+        now = time.monotonic()
+        for row, output in zip(rows, outputs, strict=True):
+            self.stats.prefill_tokens_computed += row.prompt_tokens
+            row.first_token = now
+            if row.id in raised:
+                self._finish(row, self._completion(row, "error", error="RuntimeError: an injected fault"))
+                continue
+            self.stats.tokens_sampled += len(output)
+            text = self.tokenizer.decode(output, skip_special_tokens=True)
+            timings = Timings(row.admitted, now, now)
+            self._finish(row, Completion(row.id, output, text, "length", 0, timings))
+
+    def _inject_faults(self, rows: list[Row]) -> set[str]:
+        """Do what the faults say; return the ids of the rows that must fail."""
+        if not any(self._texts.values()):
+            return set()
+        raised = set()
+        for row in rows:
+            prompt = self.tokenizer.decode(row.request.prompt_ids, skip_special_tokens=True)
+            if any(text in prompt for text in self._texts["kill"]):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if any(text in prompt for text in self._texts["hang"]):
+                self._closing.wait()
+            if any(text in prompt for text in self._texts["raise"]):
+                raised.add(row.id)
+        return raised
+
+
+def _load_tokenizer(source: str, config: EngineConfig) -> Any:
+    file = Path(source).expanduser() / "tokenizer.json"
+    if file.is_file():
+        # transformers would import torch, which an engine without a model does not need.
+        import tokenizers
+
+        return tokenizers.Tokenizer.from_file(str(file))
+    location, options = locate(source, config)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(location, **options)

@@ -1,0 +1,165 @@
+"""The engine that runs every Hugging Face causal LM: left-padded batches through transformers' `generate`.
+
+`generate` runs one batch at a time in a thread of its own and hands rows over as they finish, so that `step`
+returns soon and requests can be added and cancelled meanwhile.
+"""
+
+import gc
+import logging
+import queue
+import threading
+import time
+
+import torch
+
+from jobs import errors
+from worker.engine import batching, loader, padding, running
+from worker.engine.base import Engine
+from worker.engine.types import Completion, EngineConfig, Row
+
+log = logging.getLogger(__name__)
+_STEP_SECONDS = 0.2
+_CLOSE_SECONDS = 60.0
+
+
+class FallbackEngine(Engine):
+    """Batches of like requests, one after the other. Nothing is shared between requests."""
+
+    def __init__(self, loaded: loader.Loaded, config: EngineConfig) -> None:
+        super().__init__(loaded.tokenizer, loaded.context_tokens, loaded.vocabulary, config)
+        self._loaded = loaded
+        self._batch_tokens = config.max_batch_tokens
+        self._one_length = False
+        self._busy = False
+        self._lost: BaseException | None = None
+        self._closing = threading.Event()
+        self._batches: queue.SimpleQueue[list[Row] | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[Row, Completion] | BaseException | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run_batches, name="generate", daemon=True)
+        self._check_padding()
+        self._thread.start()
+
+    @classmethod
+    def open(cls, source: str, config: EngineConfig, name: str | None = None) -> "FallbackEngine":
+        """Load a source and try it; raises errors.ModelUnavailable."""
+        loaded = loader.load(source, config, name)
+        try:
+            return cls(loaded, config)
+        except Exception as error:  # the first tokens of a model may fail in any way
+            reason = f"it does not generate: {type(error).__name__}: {error}".split("\n")[0]
+            raise errors.ModelUnavailable(name=name or source, source=source, reason=reason) from error
+
+    def room(self) -> int:
+        """Return how many requests to claim now: none while a batch runs, because none can join it."""
+        if self._busy:
+            return 0
+        return max(0, self.config.max_running - len(self._waiting))
+
+    def step(self) -> list[Completion]:
+        if self._lost is not None:
+            raise self._lost
+        if not self._busy:
+            self._start_batch()
+        self._collect()
+        return self._take_ready()
+
+    def close(self) -> None:
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._batches.put(None)
+        self._thread.join(_CLOSE_SECONDS)
+        with self._lock:
+            self._waiting.clear()
+            self._running.clear()
+            self._ready.clear()
+        del self._loaded
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _check_padding(self) -> None:
+        difference = padding.difference(self._loaded)
+        if difference is not None:
+            log.warning("batches will have prompts of one length reason=%r", difference)
+            self._one_length = True
+            self.stats.padding_differs = 1
+
+    def _start_batch(self) -> None:
+        limits = batching.Limits(
+            self.config.max_running, self._batch_tokens, self.context_tokens, self._one_length
+        )
+        with self._lock:
+            rows = batching.form(list(self._waiting.values()), limits)
+        admitted = self._admit(rows)
+        if admitted:
+            self._busy = True
+            self._batches.put(admitted)
+
+    def _collect(self) -> None:
+        """Take what the batch hands over: wait for the first, then take what else is there."""
+        deadline = time.monotonic() + _STEP_SECONDS
+        try:
+            while self._busy:
+                wait = 0.0 if self._ready else max(0.0, deadline - time.monotonic())
+                event = self._events.get(timeout=wait) if wait else self._events.get_nowait()
+                if event is None:
+                    self._busy = False
+                elif isinstance(event, BaseException):
+                    self._lost = event
+                    raise event
+                else:
+                    self._finish(*event)
+        except queue.Empty:
+            pass
+
+    def _run_batches(self) -> None:
+        try:
+            for rows in iter(self._batches.get, None):
+                self._run(rows)
+                self._events.put(None)
+        except BaseException as error:  # the thread ends here: whoever steps must hear of it
+            self._events.put(error)
+
+    def _run(self, rows: list[Row]) -> None:
+        """Run rows to their end; when memory does not suffice, run the unfinished ones in two halves."""
+        batch = running.Batch(self._loaded, rows, self.stats, self._hand_over, self._closing)
+        error = batch.run()
+        left = batch.unfinished
+        if error is None or not left:
+            return
+        if _is_out_of_memory(error) and len(left) > 1:
+            self._batch_tokens = min(self._batch_tokens, max(1, batching.cost(left) // 2))
+            self.stats.out_of_memory_splits += 1
+            log.warning(
+                "out of memory: halving the batch rows=%d max_batch_tokens=%d", len(left), self._batch_tokens
+            )
+            del batch, error
+            _free_memory()
+            for half in (left[: len(left) // 2], left[len(left) // 2 :]):
+                self._run(half)
+            return
+        if _is_device_lost(error):
+            raise error
+        line = f"{type(error).__name__}: {error}".split("\n")[0]
+        log.error("batch failed rows=%d error=%r", len(left), line, exc_info=error)
+        for row in left:
+            self._hand_over(row, self._completion(row, "error", error=line))
+
+    def _hand_over(self, row: Row, completion: Completion) -> None:
+        self._events.put((row, completion))
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def _is_device_lost(error: BaseException) -> bool:
+    """Tell whether a GPU is unusable for the rest of the process, as after an illegal memory access."""
+    return not _is_out_of_memory(error) and isinstance(error, torch.AcceleratorError)
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

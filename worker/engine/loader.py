@@ -1,0 +1,142 @@
+"""From a source to a model: hub id, local directory, or GGUF file."""
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from jobs import errors, tokens
+from worker.engine.source import locate
+from worker.engine.types import EngineConfig
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to run. `eos_ids` end a sequence; `pad_id` fills rows and is never looked at."""
+
+    model: Any
+    tokenizer: Any
+    context_tokens: int
+    vocabulary: int
+    eos_ids: frozenset[int]
+    pad_id: int
+    device: torch.device
+
+
+def load(source: str, config: EngineConfig, name: str | None = None) -> Loaded:
+    """Load model and tokenizer; raises errors.ModelUnavailable with one line, whatever went wrong."""
+    name = name or source
+    try:
+        if not sys.stderr.isatty():
+            transformers.utils.logging.disable_progress_bar()
+        device = pick_device(config.device)
+        use_all_cores()
+        location, options = locate(source, config)
+        tokenizer = AutoTokenizer.from_pretrained(location, **options)
+        model = _load_model(location, options, config.dtype, device)
+    except Exception as error:  # a model's own code and files may raise anything
+        raise errors.ModelUnavailable(name=name, source=source, reason=_one_line(error)) from error
+    log.info("model loaded name=%s device=%s dtype=%s", name, device, model.dtype)
+    return wrap(model, tokenizer, config.context_tokens)
+
+
+def wrap(model: Any, tokenizer: Any, context_tokens: int | None = None) -> Loaded:
+    """Make a model and tokenizer that are in memory ready to run."""
+    text = model.config.get_text_config()
+    eos_ids = _ids(model.generation_config.eos_token_id) or _ids(getattr(text, "eos_token_id", None))
+    eos_ids |= _ids(getattr(tokenizer, "eos_token_id", None))
+    # Sampling defaults that come with a checkpoint must not act behind a request's back.
+    model.generation_config = GenerationConfig()
+    model.eval()
+    return Loaded(
+        model,
+        tokenizer,
+        context_tokens or tokens.context_of(model.config, tokenizer),
+        model.get_input_embeddings().weight.shape[0],
+        frozenset(eos_ids),
+        min(eos_ids, default=0),
+        model.device,
+    )
+
+
+def pick_device(wanted: str) -> torch.device:
+    """Return the device that `wanted` names; auto is the GPU where there is one. Raises ValueError."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise ValueError(f"{wanted!r} is not a device (LONGHAUL_DEVICE)") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"this machine has {torch.cuda.device_count()} GPUs, not {wanted} (LONGHAUL_DEVICE)")
+    return device
+
+
+def pick_dtype(wanted: str, own: torch.dtype | None, device: torch.device) -> torch.dtype:
+    """Return the dtype to run in: float32 on a CPU (half precision is slower there), else half precision."""
+    if wanted != "auto":
+        dtype = getattr(torch, wanted, None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{wanted!r} is not a dtype")
+        return dtype
+    if device.type == "cpu":
+        return torch.float32
+    if own in (torch.bfloat16, torch.float16):
+        return own
+    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+
+
+def use_all_cores() -> None:
+    """Let torch compute with every core this process may use, unless the environment says otherwise."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+
+def _load_model(location: str, options: dict[str, Any], dtype: str, device: torch.device) -> Any:
+    own = getattr(AutoConfig.from_pretrained(location, **options), "dtype", None)
+    picked = pick_dtype(dtype, own, device)
+    if "gguf_file" in options:
+        model = _without_quantization(AutoModelForCausalLM.from_pretrained(location, dtype=picked, **options))
+    elif device.type == "cuda":
+        # Weights go straight to the GPU: the host never holds all of them.
+        model = AutoModelForCausalLM.from_pretrained(location, dtype=picked, device_map=device, **options)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(location, dtype=picked, **options)
+    return model.to(device)
+
+
+def _without_quantization(read: Any) -> Any:
+    """Copy a model read from a GGUF file into a fresh one that does not take itself for a quantised one.
+
+    transformers dequantises the weights but leaves `quantization_config` behind, and then refuses to save.
+    """
+    config = read.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=read.dtype)
+    model.to_empty(device="cpu")
+    model.load_state_dict(read.state_dict())
+    for (_, kept), (_, buffer) in zip(model.named_buffers(), read.named_buffers(), strict=True):
+        kept.copy_(buffer)
+    model.tie_weights()
+    model.generation_config = read.generation_config
+    return model
+
+
+def _ids(value: Any) -> set[int]:
+    if value is None:
+        return set()
+    return {int(id) for id in value} if isinstance(value, list | tuple | set) else {int(value)}
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip().split("\n")[0]
+    return text or type(error).__name__

@@ -1,0 +1,104 @@
+"""How a token is drawn: by (seed, position) alone, so that neither batch mates nor a rerun change it."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from worker.engine.types import Sampling
+
+_MASK = 2**64 - 1
+_FIRST_CANDIDATES = 1024
+
+
+def uniform(seed: int, position: int) -> float:
+    """Return the number in [0, 1) that decides the token at `position` (SplitMix64, Steele et al. 2014)."""
+    state = _mix(_mix(seed & _MASK) ^ (position * 0x9E3779B97F4A7C15 & _MASK))
+    return (state >> 11) * 2.0**-53
+
+
+def _mix(value: int) -> int:
+    value = value + 0x9E3779B97F4A7C15 & _MASK
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+    return value ^ value >> 31
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The sampling parameters of R rows as columns [R, 1]."""
+
+    seeds: list[int]
+    temperature: Tensor
+    top_p: Tensor
+    top_k: Tensor
+    min_p: Tensor
+
+    @classmethod
+    def of(cls, samplings: list[Sampling], device: torch.device | str) -> Self:
+        def column(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
+
+        return cls(
+            [sampling.seed for sampling in samplings],
+            column([sampling.temperature for sampling in samplings]),
+            column([sampling.top_p for sampling in samplings]),
+            column([sampling.top_k for sampling in samplings]).long(),
+            column([sampling.min_p for sampling in samplings]),
+        )
+
+
+def draw(logits: Tensor, parameters: Parameters, position: int) -> Tensor:
+    """Draw one token per row from logits [R, V]; returns [R].
+
+    The draw inverts the distribution function over the vocabulary in its own order (not by rank), in float64:
+    a tiny change of the logits moves its steps a tiny bit, and another token is drawn only that close to one.
+    """
+    weights = filtered(logits, parameters).cumsum(dim=-1)
+    uniforms = [uniform(seed, position) for seed in parameters.seeds]
+    total = weights[:, -1:]
+    target = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * total
+    # Rounding must not lift the target to the total: no token lies there.
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(weights, target, right=True)[:, 0]
+
+
+def filtered(logits: Tensor, parameters: Parameters) -> Tensor:
+    """Return weights [R, V] of the tokens left by temperature, top_k, top_p and min_p in this order; else 0.
+
+    Tokens as probable as the last one kept are kept too, so that the order of equals decides nothing.
+    """
+    scaled = logits.double() / parameters.temperature
+    weights = torch.exp(scaled - scaled.amax(dim=-1, keepdim=True))
+    if bool((parameters.top_k > 0).any()) or bool((parameters.top_p < 1).any()):
+        weights = torch.where(weights >= _threshold(weights, parameters), weights, 0.0)
+    return torch.where(weights >= parameters.min_p, weights, 0.0)
+
+
+def _threshold(weights: Tensor, parameters: Parameters) -> Tensor:
+    """Return the smallest weight that top_k and top_p keep [R, 1]; `weights` [R, V] are at most 1."""
+    vocabulary = weights.shape[-1]
+    candidates = min(vocabulary, _FIRST_CANDIDATES)
+    while True:
+        ranked = weights.topk(candidates, dim=-1).values
+        threshold, decided = _threshold_among(ranked, weights, parameters)
+        if decided or candidates == vocabulary:
+            return threshold
+        candidates = vocabulary  # a flat distribution: its nucleus is longer than the first candidates
+
+
+def _threshold_among(ranked: Tensor, weights: Tensor, parameters: Parameters) -> tuple[Tensor, bool]:
+    candidates = ranked.shape[-1]
+    by_k = parameters.top_k > 0
+    last_k = (torch.where(by_k, parameters.top_k, 1).clamp(max=candidates) - 1).long()
+    kth = torch.where(by_k, ranked.gather(-1, last_k), 0.0)
+    total = torch.where(weights >= kth, weights, 0.0).sum(dim=-1, keepdim=True)
+    kept = torch.where(ranked >= kth, ranked, 0.0)
+    before = kept.cumsum(dim=-1) - kept
+    by_p = parameters.top_p < 1
+    # A token is in the nucleus while those before it do not fill it; the first one always is.
+    length = (before < parameters.top_p * total).sum(dim=-1, keepdim=True).clamp(min=1)
+    nucleus = torch.where(by_p, ranked.gather(-1, length - 1), 0.0)
+    undecided = (by_p & (length == candidates)) | (parameters.top_k > candidates)
+    return torch.maximum(kth, nucleus), not bool(undecided.any())

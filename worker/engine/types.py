@@ -1,0 +1,145 @@
+"""What goes into an engine and comes out of it."""
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the tokens of one request are chosen.
+
+    `temperature` 0 is greedy. `top_p` 1, `top_k` 0 and `min_p` 0 keep every token. `seed` (any integer) and
+    the position alone decide a draw. `stop` strings end the text before themselves; neither they nor the
+    end-of-sequence token end it before `min_tokens`, and with `ignore_eos` the latter never does.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+
+    def fault(self) -> str | None:
+        """Return what is wrong with these values in one line, or None."""
+        if self.max_tokens < 1:
+            return f"max_tokens must be at least 1, not {self.max_tokens}"
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            return f"temperature must be a number >= 0, not {self.temperature}"
+        if not 0 < self.top_p <= 1:
+            return f"top_p must be in (0, 1], not {self.top_p}"
+        if self.top_k < 0:
+            return f"top_k must be >= 0 (0: off), not {self.top_k}"
+        if not 0 <= self.min_p <= 1:
+            return f"min_p must be in [0, 1], not {self.min_p}"
+        if "" in self.stop:
+            return "a stop string must not be empty"
+        return None
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to continue. `id` is unique among the requests that an engine holds."""
+
+    id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class Timings:
+    """When a request was admitted to the running batch, had its first token, and finished (monotonic)."""
+
+    admitted: float
+    first_token: float | None
+    finished: float
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What became of a request.
+
+    `token_ids` are all sampled tokens, also those that end it or make up a stop string, which `text` does not
+    have. `cached_tokens` is how many prompt tokens were not computed because another request shared them.
+    `error` is one line, set only with finish_reason "error".
+    """
+
+    id: str
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    cached_tokens: int | None
+    timings: Timings
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine runs.
+
+    `device` auto, cpu, cuda, cuda:0, ...; `dtype` a name, or auto: float32 on a CPU, on a GPU half precision
+    (the model's own if it has one); `max_running` requests and `max_batch_tokens` tokens (padding and outputs
+    included) in one batch;
+    `context_tokens` None reads it from the model; `revision` of a hub source; `trust_remote_code` runs Python
+    that comes with the model.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    max_running: int = 64
+    max_batch_tokens: int = 65_536
+    context_tokens: int | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass
+class Stats:
+    """What an engine has done since it was loaded: counters, which tests assert on."""
+
+    requests_added: int = 0
+    requests_finished: int = 0
+    requests_cancelled: int = 0
+    requests_failed: int = 0
+    batches: int = 0
+    prefill_tokens_computed: int = 0
+    prefix_tokens_reused: int = 0
+    padding_tokens: int = 0
+    decode_steps: int = 0
+    tokens_sampled: int = 0
+    out_of_memory_splits: int = 0
+    padding_differs: int = 0
+    """1 when this model's padded rows differ from single ones, so that batches have one length."""
+
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(eq=False)
+class Row:
+    """A request inside an engine, and how far it is."""
+
+    request: Request
+    admitted: float = 0.0
+    first_token: float | None = None
+    token_ids: list[int] = field(default_factory=list)
+    dropped: bool = False
+    """Cancelled or replaced: whatever still comes of it is thrown away."""
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def max_tokens(self) -> int:
+        return self.request.sampling.max_tokens
