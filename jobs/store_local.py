@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import io
 import logging
 import os
 import shutil
@@ -154,6 +153,8 @@ class LocalStore:
             os.link(draft, target)
             return True
         except FileExistsError:
+            if target.is_dir():
+                raise
             return False
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
@@ -186,12 +187,12 @@ class _Draft:
     """A file that is not in the store yet."""
 
     def __init__(self, home: LocalStore, key: str) -> None:
-        self._home, self._key = home, key
+        self._home, self._key = home, store.checked_key(key)
         self.size = 0
         self._path = home.draft_path()
-        with home.explained(home.path(key).name):
+        with home.explained(key):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = io.open(self._path, "xb", buffering=_BUFFER_BYTES)  # noqa: SIM115, UP020
+            self._file = open(self._path, "xb", buffering=_BUFFER_BYTES)  # noqa: SIM115
 
     def write(self, data: bytes, /) -> int:
         with self._home.explained(self._key):

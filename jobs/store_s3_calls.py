@@ -2,9 +2,11 @@
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 8
 FIRST_DELAY_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 5.0
+
+_making_client = threading.Lock()  # a session, unlike a client, is not safe for threads
 
 # What can happen between here and the server; the next connection may do better.
 BROKEN = (
@@ -111,6 +115,8 @@ class Calls:
             error, botocore.exceptions.NoCredentialsError | botocore.exceptions.PartialCredentialsError
         ):
             return "no access key is set"
+        if isinstance(error, botocore.exceptions.IncompleteReadError):
+            return f"{_host(self._client.meta.endpoint_url)} closed the connection early"
         if isinstance(error, BROKEN):
             return f"no answer from {_host(self._client.meta.endpoint_url)}: {_cause(error)}"
         return type(error).__name__
@@ -131,14 +137,15 @@ def connect(settings: Settings, *, connect_seconds: float, read_seconds: float) 
         tcp_keepalive=True,
     )
     try:
-        return boto3.session.Session().client(
-            "s3",
-            endpoint_url=settings.s3_endpoint_url,
-            region_name=settings.s3_region,
-            aws_access_key_id=settings.s3_access_key_id,
-            aws_secret_access_key=secret.get_secret_value() if secret else None,
-            config=config,
-        )
+        with _making_client:
+            return _session().client(
+                "s3",
+                endpoint_url=settings.s3_endpoint_url,
+                region_name=settings.s3_region,
+                aws_access_key_id=settings.s3_access_key_id,
+                aws_secret_access_key=secret.get_secret_value() if secret else None,
+                config=config,
+            )
     except ValueError:  # its text repeats the url, which may hold a password
         raise errors.SettingsError(
             "LONGHAUL_S3_ENDPOINT_URL is not a URL such as http://host:8333."
@@ -147,6 +154,12 @@ def connect(settings: Settings, *, connect_seconds: float, read_seconds: float) 
         raise errors.SettingsError(
             "Set both LONGHAUL_S3_ACCESS_KEY_ID and LONGHAUL_S3_SECRET_ACCESS_KEY, or neither."
         ) from None
+
+
+@cache
+def _session() -> Any:
+    # Kept, because each new one reads boto3's description of S3 again: 0.2 s.
+    return boto3.session.Session()
 
 
 def _reply(error: botocore.exceptions.ClientError) -> Reply:
