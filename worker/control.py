@@ -4,16 +4,18 @@ import logging
 import time
 from collections.abc import Callable
 from threading import Lock
+from typing import Any
 
+from jobs import errors, feed, finalize, plan, reap, results, schema, tokens
 from jobs.ledger import Finished, Ledger, Unit
-
-from jobs import errors, feed, finalize, ledger, plan, results, schema, tokens
 from jobs.records import JobRecord, Manifest, ResultRow
 from jobs.settings import Settings
 from jobs.store import ObjectStore
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 10.0
+PLAN_ATTEMPTS = 5
+"""A plan whose worker vanished this often fails its job: something in its input ends processes."""
 
 
 class Control:
@@ -36,9 +38,11 @@ class Control:
         try:
             self._run(unit)
         except errors.LeaseLost:
-            log.warning("unit_lost kind=%s job=%s", unit.kind, unit.job_id)
-        except Exception:
-            log.exception("unit_failed kind=%s job=%s retry_in=%ss", unit.kind, unit.job_id, RETRY_SECONDS)
+            log.warning("unit lost", extra=_about(unit))
+        except Exception as error:
+            expected = isinstance(error, errors.LonghaulError)
+            extra = _about(unit) | {"reason": str(error), "retry_seconds": RETRY_SECONDS}
+            log.error("unit failed", extra=extra, exc_info=None if expected else error)
             self._ledger.release_unit(unit, RETRY_SECONDS)
         finally:
             with self._lock:
@@ -54,22 +58,7 @@ class Control:
 
     def reap(self) -> None:
         """Put back what dead workers held, give up what kills them, end what is past its time."""
-        reaped = self._ledger.reap(list(self._settings.fingerprints.values()))
-        if reaped.requeued:
-            log.warning("leases_expired requeued=%d", reaped.requeued)
-        for lease in reaped.given_up:
-            request = lease.request
-            message = f"The request ended its worker's process alone {ledger.MAX_KILLS} times."
-            part = results.Part(request.job_id)
-            part.add(results.given_up(request, "worker_lost", message))
-            part.write(self._store)
-            finished = [Finished(request.id, lease.token, row, True) for row in request.rows]
-            self._ledger.complete(
-                self._settings.fingerprints[request.model], request.job_id, part.name, finished
-            )
-            log.error("request_given_up id=%s custom_id=%s", request.id, request.custom_id)
-        for job_id in self._ledger.expire_due():
-            log.warning("job_expired job=%s", job_id)
+        reap.reap(self._settings, self._ledger, self._store)
 
     def _run(self, unit: Unit) -> None:
         started = time.monotonic()
@@ -77,7 +66,7 @@ class Control:
             self._feed(unit)
             return
         {"plan": self._plan, "finalize": self._finalize}[unit.kind](unit)
-        log.info("unit_done kind=%s job=%s seconds=%.2f", unit.kind, unit.job_id, time.monotonic() - started)
+        log.info("unit done", extra=_about(unit) | {"seconds": round(time.monotonic() - started, 3)})
 
     def _record(self, job_id: str) -> JobRecord:
         return JobRecord.from_json(self._store.get(f"jobs/{job_id}/job.json"))
@@ -91,6 +80,10 @@ class Control:
         record = self._record(unit.job_id)
         sink = _PlanSink(unit, self._settings, self._ledger, self._store)
         prefix = f"jobs/{record.id}/plan/{unit.epoch}/"
+        if unit.attempts > PLAN_ATTEMPTS:
+            message = f"Planning ended its worker {PLAN_ATTEMPTS} times."
+            self._fail(unit, record, [schema.LineError(code="plan_failed", message=message)])
+            return
         planner = plan.Planner(record, self._settings, self._store, self._tokenizer, prefix)
         try:
             planner.plan(sink)
@@ -140,6 +133,10 @@ class Control:
         self._store.delete(f"open/{record.id}")
         for shard in self._store.list(f"jobs/{record.id}/plan/"):
             self._store.delete(shard.key)
+
+
+def _about(unit: Unit) -> dict[str, Any]:
+    return {"unit": unit.kind, "job": unit.job_id, "attempts": unit.attempts}
 
 
 class _PlanSink:

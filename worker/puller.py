@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 import redis
-from jobs.ledger import Group, Lease, Ledger
 
+from jobs.ledger import Group, Lease, Ledger
 from worker import translate
 from worker.engine import Completion, Engine
 from worker.flusher import Done, Flusher

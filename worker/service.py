@@ -9,9 +9,8 @@ from dataclasses import asdict
 from threading import Event, Thread
 from typing import Any
 
-from jobs.ledger import Ledger
-
 from jobs import errors, ids, queue, store
+from jobs.ledger import Ledger
 from jobs.settings import Settings
 from worker import engine
 from worker.control import Control
