@@ -1,26 +1,38 @@
--- The ledger's scripts. ledger_scripts.py cuts this file at the `--@` lines: each script is the prelude and one section.
--- Every script may run twice (clients retry what they got no answer to), even late; the comments say what makes that safe.
+-- The ledger's key layout, and the prelude of its scripts, which are in ledger_jobs.lua and
+-- ledger_requests.lua. ledger_scripts.py cuts those files at the `--@` lines: a script is the prelude and one
+-- section. Every script may run twice (clients repeat what they got no answer to), the second time even late:
+-- the comments that begin with 'Twice' say what makes that safe.
 --
--- All keys are `{<namespace>}:...`: one hash tag, one slot. m is a model's fingerprint, rid is "<job id>:<row>", times are ms.
---   requests:<m>       HASH rid -> PlannedRequest JSON: everything queued or leased, so HLEN is the depth of the model
---   queue:<m>:<bucket> LIST of "<ms enqueued>|<rid>", waiting. Invariant: a request without owner has an entry here or in suspects;
---                      an entry without a payload, or whose request has an owner, is stale and dropped when it is met
---   suspects:<m>       LIST of the same entries: requests that were running when their worker died; run alone
---   owners:<m>         HASH rid -> "<token>|<bucket>|<ms enqueued>": who leased it. leases:<m> ZSET rid -> expiry
---   running:<m>, alone:<m>   SETs of leased rids that were started, that were claimed alone
---   attempts:<m>, kills:<m>  HASHes rid -> workers that died running it, that died running it alone
+-- All keys are `{<namespace>}:...`: one hash tag, one slot. Times are ms. m is a model's fingerprint, rid is
+-- "<job id>:<row>", an entry is "<ms enqueued>|<rid>".
+--   requests:<m>       HASH rid -> PlannedRequest JSON: all that is queued or leased, so HLEN is the model's
+--                      depth
+--   queue:<m>:<bucket> LIST of entries. Invariant: a request without an owner has an entry here or in
+--                      suspects. An entry without a request, or of one with an owner, is stale: dropped where
+--                      it is met
+--   suspects:<m>       LIST of entries: requests that were running when their worker died. They run alone
+--   owners:<m>         HASH rid -> "<token>|<bucket>|<ms enqueued>": who leased it
+--   leases:<m>         ZSET rid -> expiry
+--   running:<m>        SET of leased rids that were started. alone:<m> SET of those claimed alone
+--   attempts:<m>       HASH rid -> workers that died running it. kills:<m> those that died running it alone
 --   drain:<m>          the worker that claims nothing until it is idle, for the suspects' sake
---   reaped:<m>         HASH at, until: the last reap, and the end of the grace that follows a time without any
---   job:<id>           HASH of the Job. live:<id> SET of its rids in requests:<m>. done:<id> bitmap of finished rows
---   parts:<id>         LIST of PartEntry JSON. part_index:<id> HASH part name -> place in the list. shards:<id> LIST of names
+--   reaped:<m>         HASH at, until: the last reap, and the end of the grace that follows a time without
+--                      any
+--   job:<id>           HASH of the Job and the state of its plan and feed
+--   live:<id>          SET of its rids in requests:<m>
+--   done:<id>          bitmap of finished rows
+--   parts:<id>         LIST of PartEntry JSON. part_index:<id> HASH part name -> place in it
+--   shards:<id>        LIST of shard names
 --   control            HASH unit ("plan:<id>") -> rank: all open units, so HLEN is the depth of control
---   ready_<kind>       ZSET unit -> rank (priority, then deadline): may be claimed now
---   later              ZSET unit -> when it may be claimed: delayed, or leased until then. unit_owners HASH unit -> token
---   unit_attempts      HASH unit -> claims since its last release
+--   ready_<kind>       ZSET unit -> rank (priority, then deadline): those that may be claimed now
+--   later              ZSET unit -> when it may be claimed: those delayed, or leased until then
+--   unit_owners        HASH unit -> token. unit_attempts HASH unit -> claims since its last release
 --   feeding            SET of job ids with an open feed unit
---   deadlines          ZSET job id -> expiry of jobs that can still expire. models SET of fingerprints
---   fed_bytes          bytes of all payloads in requests:*. epoch: the last fencing epoch
---   claims:<token>     the answer to a claim, for a while, so that a retry gets the same
+--   deadlines          ZSET job id -> expiry: jobs that can still expire
+--   models             SET of fingerprints
+--   fed_bytes          bytes of all payloads in requests:*
+--   epoch              the last fencing epoch
+--   claims:<token>     the answer to a claim or a reap, for a minute, so that a retry gets the same
 
 --@ prelude
 local call = redis.call
@@ -107,7 +119,8 @@ local function next_epoch()
   return epoch
 end
 
--- Remove requests of this job from Redis. Bytes are counted from what is really removed, so twice is harmless.
+-- Remove requests of this job from Redis. Bytes are counted from what is really removed, so twice is
+-- harmless.
 local function forget(rids)
   local bytes = 0
   for _, rid in ipairs(rids) do
@@ -118,7 +131,7 @@ local function forget(rids)
   for _, name in ipairs({'running', 'alone', 'live'}) do many('SREM', key[name], rids) end
   many('ZREM', key.leases, rids)
   call('DECRBY', key.fed_bytes, bytes)
-  call('HINCRBY', key.job, 'live_bytes', -bytes)
+  call('HINCRBY', key.job, 'live_bytes', 0 - bytes)  -- in Lua -0 is '-0', which is no integer to Redis
 end
 
 -- Remove the job's entries from a queue, keeping the order of the others.
@@ -142,19 +155,32 @@ local function revoke()
   sweep(key.suspects)
 end
 
--- A job's payloads lie under its fingerprint: a caller that passed another model's keys is told to come again.
+-- A job's payloads lie under its fingerprint: a caller that passed another model's keys is told to come
+-- again.
 local function other_model(given)
   local is = field('fingerprint')
   if is ~= given then return redis.error_reply('OTHERMODEL ' .. is) end
 end
 
+-- A job that recovery brings back is held until its parts are in: the time until which, while that goes on.
+local function held()
+  local unit, token = 'plan:' .. id, field('recovering')
+  local until_ = tonumber(call('ZSCORE', key.later, unit) or 0)
+  if token ~= '' and owns('plan', token) and until_ > now then return until_ end
+end
+
 local function finalize(state, outcome)
+  local until_ = held()
   move(state)
   call('HSET', key.job, 'outcome', outcome)
   call('ZREM', key.deadlines, id)
   close_unit('plan')
   close_unit('feed')
   open_unit('finalize')
+  if until_ then
+    call('ZREM', key.ready_finalize, 'finalize:' .. id)
+    call('ZADD', key.later, until_, 'finalize:' .. id)
+  end
 end
 
 -- The check that ends a job's work. Every script that can make it true calls it.

@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 _REMEMBER_MS = 60_000
+_REAP_AT_ONCE = 1000
 _PRIORITY_SPAN = 100
 
 
@@ -97,11 +98,17 @@ class Ledger:
 
     def create(self, record: JobRecord) -> bool:
         """Enter a job in `validating` with its plan unit; False when it is there already."""
-        priority = max(-_PRIORITY_SPAN, min(_PRIORITY_SPAN, record.priority))
-        # One number orders units: a step of priority outweighs every deadline.
-        rank = int(record.expires_at * 1000) - priority * 10**13
-        facts = (record.tenant, record.priority, record.created_at, record.expires_at, rank)
-        return bool(self._scripts.run("create", self._keys.of(job=record.id), record.id, *facts))
+        return self._create(record, "") > 0
+
+    def recover(self, record: JobRecord) -> Unit | None:
+        """Enter a job that Redis lost, its plan unit leased to the caller; None when it is there.
+
+        The caller completes the rows of its parts (with no token), extends the unit, then releases it. Until
+        then the job neither expires nor finalizes. A unit lost meanwhile (cancelled) is no reason to stop.
+        """
+        token = uuid.uuid4().hex
+        epoch = self._create(record, token)
+        return Unit("plan", record.id, token, epoch) if epoch else None
 
     def job(self, job_id: str) -> Job | None:
         """Return the job; None when Redis does not know it (never did, forgot it after its end, lost it)."""
@@ -157,7 +164,7 @@ class Ledger:
     def release_unit(self, unit: Unit, delay_seconds: float = 0.0) -> None:
         """Give a unit back, due again after the delay. One that is lost or closed stays as it is."""
         args = (unit.job_id, unit.kind, unit.token, int(delay_seconds * 1000))
-        self._scripts.run("release_unit", self._keys.of(), *args)
+        self._scripts.run("release_unit", self._keys.of(job=unit.job_id), *args)
 
     # Plan
 
@@ -224,8 +231,6 @@ class Ledger:
         keys = self._keys.of(model=fingerprint, token=token)
         args = (self.worker, token, count, prefer or "", int(idle), self._lease_ms, _REMEMBER_MS)
         answer = self._scripts.run("claim", keys, *args)
-        if answer is None:
-            return None
         leases = answers.leases(fingerprint, token, answer)
         if not leases:
             return None
@@ -268,12 +273,16 @@ class Ledger:
             fingerprints = map(answers.text, self.redis.smembers(self._keys.name("models")))
         requeued, given_up = 0, []
         for fingerprint in fingerprints:
-            token = uuid.uuid4().hex
-            args = ("", token, self._lease_ms, self._gap_ms, self._grace_ms, _REMEMBER_MS)
-            answer = self._scripts.run("reap", self._keys.of(model=fingerprint, token=token), *args)
-            if answer is not None:
+            more = True
+            while more:
+                token = uuid.uuid4().hex
+                keys = self._keys.of(model=fingerprint, token=token)
+                args = (token, self._lease_ms, self._gap_ms, self._grace_ms, _REMEMBER_MS, _REAP_AT_ONCE)
+                answer = self._scripts.run("reap", keys, "", *args)
+                leases = answers.leases(fingerprint, token, answer)
                 requeued += int(answer[6])
-                given_up += answers.leases(fingerprint, token, answer)
+                given_up += leases
+                more = int(answer[6]) + len(leases) == _REAP_AT_ONCE
         return Reaped(requeued, given_up)
 
     def parts(self, job_id: str, start: int = 0) -> list[PartEntry]:
@@ -325,6 +334,14 @@ class Ledger:
             for name, model in depth.models.items()
         }
         return {"object": "queue", "control": depth.control, "bytes": depth.fed_bytes, "models": models}
+
+    def _create(self, record: JobRecord, token: str) -> int:
+        priority = max(-_PRIORITY_SPAN, min(_PRIORITY_SPAN, record.priority))
+        # One number orders units: a step of priority outweighs every deadline.
+        rank = int(record.expires_at * 1000) - priority * 10**13
+        times = (record.created_at, record.expires_at)
+        args = (record.id, record.tenant, record.priority, *times, rank, token, self._lease_ms)
+        return int(self._scripts.run("create", self._keys.of(job=record.id), *args))
 
     def _for_owned(
         self, script: str, fingerprint: str, leases: Iterable[Lease], first: Argument

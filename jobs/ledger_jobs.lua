@@ -1,13 +1,25 @@
 -- Scripts on jobs and their units. The key layout and the prelude are in ledger.lua.
 
 --@ create
--- id, tenant, priority, created_at, expires_at (s), rank. Twice: the job is there, nothing happens.
-if call('EXISTS', key.job) == 1 then return 0 end
-call('HSET', key.job, 'id', id, 'state', 'validating', 'tenant', ARGV[2], 'priority', ARGV[3], 'created_at', ARGV[4],
-  'stamped', ARGV[4], 'expires_at', ARGV[5], 'rank', ARGV[6])
+-- id, tenant, priority, created_at, expires_at (s), rank, token of a recovery or '', lease ms. Returns an
+-- epoch or 0.
+-- Twice: the job is there; a recovery knows its own token and gets its epoch again.
+if call('EXISTS', key.job) == 1 then
+  if ARGV[7] ~= '' and field('recovering') == ARGV[7] then return number('recovery_epoch') end
+  return 0
+end
+call('HSET', key.job, 'id', id, 'state', 'validating', 'tenant', ARGV[2], 'priority', ARGV[3],
+  'created_at', ARGV[4], 'stamped', ARGV[4], 'expires_at', ARGV[5], 'rank', ARGV[6])
 call('ZADD', key.deadlines, ARGV[5] * 1000, id)
 open_unit('plan')
-return 1
+local epoch = next_epoch()
+if ARGV[7] ~= '' then
+  call('HSET', key.job, 'recovering', ARGV[7], 'recovery_epoch', epoch)
+  call('ZREM', key.ready_plan, 'plan:' .. id)
+  call('ZADD', key.later, now + ARGV[8], 'plan:' .. id)
+  call('HSET', key.unit_owners, 'plan:' .. id, ARGV[7])
+end
+return epoch
 
 --@ cancel
 -- id, fingerprint. Twice: the state is not open any more, and is returned.
@@ -25,7 +37,7 @@ if not open[field('state')] then
   call('ZREM', key.deadlines, id)
   return 0
 end
-if number('expires_at') * 1000 > now then return 0 end
+if number('expires_at') * 1000 > now or held() then return 0 end
 local other = other_model(ARGV[2])
 if other then return other end
 revoke()
@@ -36,13 +48,15 @@ return 1
 return call('ZRANGEBYSCORE', key.deadlines, '-inf', now, 'LIMIT', 0, 100)
 
 --@ claim_unit
--- job id or '', token, kind or '', lease ms, remember ms. Twice: the record gives the same unit while the token owns it.
+-- job id or '', token, kind or '', lease ms, remember ms.
+-- Twice: the record gives the same answer; a unit only while the token owns it.
 local token, kinds = ARGV[2], {'finalize', 'feed', 'plan'}
 if ARGV[3] ~= '' then kinds = {ARGV[3]} end
 local record = remembered()
 if record and call('HGET', key.unit_owners, record.unit) == token then
   return {record.unit, record.epoch, record.attempts}
 end
+if record then return false end
 for _, unit in ipairs(call('ZRANGEBYSCORE', key.later, '-inf', now, 'LIMIT', 0, 1000)) do
   call('ZREM', key.later, unit)
   call('ZADD', key['ready_' .. string.match(unit, '^%l+')], call('HGET', key.control, unit), unit)
@@ -62,7 +76,10 @@ for _, kind in ipairs(kinds) do
   rank = rank and tonumber(rank)
   if rank and (not best or rank < best) then chosen, best = unit, rank end
 end
-if not chosen then return false end
+if not chosen then
+  remember({}, ARGV[5])
+  return false
+end
 call('ZREM', key['ready_' .. string.match(chosen, '^%l+')], chosen)
 call('ZADD', key.later, now + ARGV[4], chosen)
 call('HSET', key.unit_owners, chosen, token)
@@ -81,6 +98,10 @@ return 1
 
 --@ release_unit
 -- id, kind, token, delay ms. Twice: the token owns nothing any more.
+if field('recovering') == ARGV[3] then
+  call('HDEL', key.job, 'recovering')
+  hasten('finalize')  -- cancelled meanwhile: it waited for us
+end
 if not owns(ARGV[2], ARGV[3]) then return 0 end
 local unit = ARGV[2] .. ':' .. id
 call('HDEL', key.unit_owners, unit)
@@ -90,21 +111,23 @@ call('ZADD', key.later, now + ARGV[4], unit)
 return 1
 
 --@ begin_plan
--- id, fingerprint before, token, total, model, fingerprint. Twice, even after shards were added: `begun` has the token.
--- A plan that starts over drops the shards of the one before: what was fed from them lives on and is not fed again.
+-- id, fingerprint before, token, total, model, fingerprint. Twice, even after shards were added: `begun` has
+-- the token. A plan that starts over drops the shards of the one before: what was fed lives on and is not fed
+-- again.
 if not owns('plan', ARGV[3]) or not open[field('state')] then return lost end
 if field('begun') == ARGV[3] then return 1 end
 local other = other_model(ARGV[2])
 if other then return other end
 if ARGV[2] ~= ARGV[6] then revoke() end
 call('DEL', key.shards)
-call('HSET', key.job, 'begun', ARGV[3], 'total', ARGV[4], 'model', ARGV[5], 'fingerprint', ARGV[6], 'cursor', 0, 'offset', 0,
-  'planned_requests', 0)
+call('HSET', key.job, 'begun', ARGV[3], 'total', ARGV[4], 'model', ARGV[5], 'fingerprint', ARGV[6],
+  'cursor', 0, 'offset', 0, 'planned_requests', 0)
 call('SADD', key.models, ARGV[6])
 return 1
 
 --@ add_shards
--- id, token, requests in them, names... Twice: names are unique, and one that is in the list is not added again.
+-- id, token, requests in them, names... Twice: names are unique, and one that is in the list is not added
+-- again.
 if not owns('plan', ARGV[2]) or not open[field('state')] or field('begun') ~= ARGV[2] then return lost end
 local added = 0
 for place = 4, #ARGV do
@@ -141,25 +164,28 @@ forget_job(ARGV[3])
 return 1
 
 --@ feed_state
--- id, token, window, budget. A job may fill its share of the budget: else one of long prompts would starve the small ones.
+-- id, token, window, budget. A job may fill its share of the budget: one of long prompts must not starve the
+-- others.
 if not owns('feed', ARGV[2]) or field('state') ~= 'in_progress' then return lost end
 local live, room = call('SCARD', key.live), ARGV[4] - (call('GET', key.fed_bytes) or 0)
 if live > 0 then
   local share = math.floor(ARGV[4] / math.max(call('SCARD', key.feeding), 1))
   room = math.min(room, share - number('live_bytes'))
 end
-return {call('LINDEX', key.shards, number('cursor')), number('offset'), math.max(0, ARGV[3] - live), math.max(0, room),
-  number('planned')}
+return {call('LINDEX', key.shards, number('cursor')), number('offset'),
+  math.max(0, ARGV[3] - live), math.max(0, room), number('planned')}
 
 --@ feed
--- id, fingerprint, token, shard, offset, last, then (rid, bucket, rows as "1,5", payload)... 1: fed; 0: the cursor is elsewhere.
--- Twice: `fed_call` names the call that moved it last. A request that lives or whose rows are all done is passed over: a
--- plan that was started over, or a recovered job, feeds only what is left.
+-- id, fingerprint, token, shard, offset, last, then (rid, bucket, rows as "1,5", payload)...
+-- 0: the cursor is elsewhere. Twice: `fed_call` names the call that moved it last.
+-- A request that lives or whose rows are all done is passed over: a plan that was started over, or a
+-- recovered job, feeds only what is left.
 local requests = (#ARGV - 6) / 4
 local this = table.concat({ARGV[3], ARGV[4], ARGV[5], ARGV[6], requests}, '|')
 if field('fed_call') == this then return 1 end
 if not owns('feed', ARGV[3]) or field('state') ~= 'in_progress' then return lost end
-if call('LINDEX', key.shards, number('cursor')) ~= ARGV[4] or number('offset') ~= tonumber(ARGV[5]) then return 0 end
+local shard = call('LINDEX', key.shards, number('cursor'))
+if shard ~= ARGV[4] or number('offset') ~= tonumber(ARGV[5]) then return 0 end
 local other = other_model(ARGV[2])
 if other then return other end
 local bytes, fed = 0, 0

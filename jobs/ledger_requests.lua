@@ -1,7 +1,8 @@
 -- Scripts on requests and their leases. The key layout and the prelude are in ledger.lua.
 
 --@ claim
--- worker, token, count, preferred bucket or '', idle, lease ms, remember ms. Twice: the record gives the same group.
+-- worker, token, count, preferred bucket or '', idle, lease ms, remember ms.
+-- Twice: the record gives the same answer, without what the token lost since.
 local token, count, until_ = ARGV[2], tonumber(ARGV[3]), now + ARGV[6]
 
 local function take(list, most)
@@ -36,7 +37,8 @@ local function grant(entries, bucket, alone)
     lease(rid, token, bucket, ms, until_)
     if alone == 1 then call('SADD', key.alone, rid) end
   end
-  local record = {bucket = tonumber(bucket), alone = alone, epoch = next_epoch(), entries = entries, requeued = 0}
+  local record = {bucket = tonumber(bucket), alone = alone, epoch = 0, entries = entries, requeued = 0}
+  if #entries > 0 then record.epoch = next_epoch() end
   remember(record, ARGV[7])
   return granted(token, record)
 end
@@ -49,17 +51,17 @@ if call('LLEN', key.suspects) > 0 then
     if #entries > 0 then return grant(entries, 0, 1) end
   elseif call('SET', key.drain, id, 'NX', 'PX', ARGV[6]) or call('GET', key.drain) == id then
     call('PEXPIRE', key.drain, ARGV[6])
-    return false
+    return grant({}, 0, 0)
   end
 end
 local bucket = ARGV[4]
 if not queue[bucket] then bucket = oldest() end
-while bucket do
+while bucket and count > 0 do
   local entries = take(queue[bucket], count)
   if #entries > 0 then return grant(entries, bucket, 0) end
   bucket = oldest()
 end
-return false
+return grant({}, 0, 0)
 
 --@ start
 -- '', (rid, token)... Marks them running; returns those that the token does not own.
@@ -74,7 +76,8 @@ end
 return gone
 
 --@ extend
--- lease ms, (rid, token)... Returns those that the token does not own. One that ran out but was not reaped goes on.
+-- lease ms, (rid, token)... Returns those that the token does not own. One that ran out but was not reaped
+-- goes on.
 local gone = {}
 for place = 2, #ARGV, 2 do
   if owner_of(ARGV[place]) == ARGV[place + 1] then
@@ -93,7 +96,7 @@ for place = 2, #ARGV, 2 do
   local token, bucket, ms = owner_of(rid)
   if token == ARGV[place + 1] then
     if tonumber(call('HGET', key.kills, rid) or 0) >= 2 then
-      call('ZADD', key.leases, now, rid)  -- given up: it must not run again, so the next reap hands it out again
+      call('ZADD', key.leases, now, rid)  -- given up: it must not run, so the next reap hands it out again
     else
       local _, alone = unlease(rid)
       local list = alone and key.suspects or queue[bucket]
@@ -106,9 +109,10 @@ for list, entries in pairs(back) do push_back(list, entries) end
 return {}
 
 --@ complete
--- id, fingerprint, part, window, then (rid, token or '', row, failed, prompt, cached, completion)...; returns refused rows.
--- A row counts once: its done bit decides, so retries, zombies and recovery cannot double it. Twice: the part is in the index.
--- A part of which nothing was accepted is not kept: neither a lost token nor a done bit comes back, so the answer stays.
+-- id, fingerprint, part, window, then (rid, token or '', row, failed, prompt, cached, completion)...
+-- Returns the refused rows. A row counts once: its done bit decides, so that nobody can double it.
+-- Twice: the part is in the index. One of which nothing was accepted is not kept there, but neither a lost
+-- token nor a done bit ever comes back, so the answer stays.
 local refused, kept = {}, 0
 local state = field('state')
 local place = call('HGET', key.part_index, ARGV[3])
@@ -153,16 +157,18 @@ settle()
 return refused
 
 --@ reap
--- '', token, lease ms, gap ms, grace ms, remember ms. Twice: what is back in a queue has no lease; the record keeps the rest.
--- Nobody reaped for a long time: Redis was away, and the workers with it. They get a grace to extend what they still run.
+-- '', token, lease ms, gap ms, grace ms, remember ms, most. Twice: the record gives the same answer.
+-- When nobody reaped for a long time, Redis was away, and the workers get a grace to extend what they still
+-- run.
 local record = remembered()
 if record then return granted(ARGV[2], record) end
 local last, grace = call('HGET', key.reaped, 'at'), tonumber(call('HGET', key.reaped, 'until') or 0)
 if last and now - last > tonumber(ARGV[4]) then grace = now + ARGV[5] end
 call('HSET', key.reaped, 'at', now, 'until', grace)
-if now < grace then return false end
+local most = ARGV[7]
+if now < grace then most = 0 end
 local back, given_up, requeued = {}, {}, 0
-for _, rid in ipairs(call('ZRANGEBYSCORE', key.leases, '-inf', now, 'LIMIT', 0, 1000)) do
+for _, rid in ipairs(call('ZRANGEBYSCORE', key.leases, '-inf', now, 'LIMIT', 0, most)) do
   local _, bucket, ms = owner_of(rid)
   local ran, alone = unlease(rid)
   local entry = ms .. '|' .. rid
@@ -181,7 +187,7 @@ for _, rid in ipairs(call('ZRANGEBYSCORE', key.leases, '-inf', now, 'LIMIT', 0, 
   requeued = requeued + 1
 end
 for list, entries in pairs(back) do push_back(list, entries) end
-if requeued == 0 then return false end
-local record = {bucket = 0, alone = 0, epoch = next_epoch(), entries = given_up, requeued = requeued - #given_up}
+local record = {bucket = 0, alone = 0, epoch = 0, entries = given_up, requeued = requeued - #given_up}
+if #given_up > 0 then record.epoch = next_epoch() end
 remember(record, ARGV[6])
 return granted(ARGV[2], record)

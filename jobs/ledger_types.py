@@ -66,7 +66,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Lease:
-    """A worker's right to run a request. `enqueued`: unix seconds. `attempts`: workers that died running it."""
+    """A worker's right to run a request. `enqueued` in unix seconds; `attempts`: workers that died of it."""
 
     request: PlannedRequest
     token: str
@@ -95,7 +95,7 @@ class Finished:
     """A finished row. A follower has its leader's `rid` and `token`.
 
     `token` is None for a row that no lease stands behind (refused by the plan, recovered from a part).
-    `failed` is None for one that never ran (cancelled, expired): it counts neither as completed nor as failed.
+    `failed` is None for one that never ran (cancelled, expired): it counts as neither.
     """
 
     rid: str
