@@ -30,14 +30,17 @@ class ServiceStep(bootsteps.StartStopStep):
 
     def __init__(self, worker: Any, **options: Any) -> None:
         super().__init__(worker, **options)
-        self._worker = worker
         app = worker.app
         try:
             app.service = imports.symbol_by_name(app.service_class)(app.settings)
         except errors.LonghaulError as error:
             sys.exit(f"longhaul: {error}")
         self._supervisor = supervisor.Supervisor(
-            app.service, app.settings.drain_seconds, fail=_end_with_failure, wake=self._wake
+            app.service,
+            app.settings.drain_seconds,
+            fail=_end_with_failure,
+            wake=lambda: worker.pool.wake(),
+            busy=lambda: worker.pool.busy,
         )
         signals.worker_shutting_down.connect(self._on_signal)
         signals.worker_shutdown.connect(self._on_shutdown)
@@ -64,9 +67,6 @@ class ServiceStep(bootsteps.StartStopStep):
             for number in _STOPPING:
                 signal.signal(number, signal.SIG_IGN)
         self._supervisor.begin_stop()
-
-    def _wake(self) -> None:
-        self._worker.pool.wake()
 
     def _on_signal(self, **_: Any) -> None:
         self._begin_stop()

@@ -14,6 +14,15 @@ class TaskPool(thread.TaskPool):
 
     _hub: Any = None
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._running: set[Any] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a task runs or waits for a thread."""
+        return bool(self._running)
+
     def register_with_event_loop(self, hub: Any) -> None:
         """Remember the loop to wake; called again after each reconnect."""
         self._hub = hub
@@ -26,8 +35,13 @@ class TaskPool(thread.TaskPool):
     def on_apply(self, *args: Any, **options: Any) -> Any:
         """Run one task in a thread."""
         result = super().on_apply(*args, **options)
-        result.f.add_done_callback(lambda _: self.wake())
+        self._running.add(result.f)
+        result.f.add_done_callback(self._on_done)
         return result
+
+    def _on_done(self, future: Any) -> None:
+        self._running.discard(future)
+        self.wake()
 
     def terminate_job(self, pid: int, signal: Any = None) -> None:
         """Do nothing: a thread cannot be killed, and asking for it must not break a shutdown."""

@@ -13,9 +13,10 @@ from jobs import errors
 
 log = logging.getLogger(__name__)
 
-# What the service may take beyond `drain_seconds` to hand its leases back, and Celery after that to close.
+# What the service may take beyond `drain_seconds` to hand its leases back, and Celery after that to close: it
+# asks Redis several things on its way out, and each takes a socket timeout when Redis hangs.
 RELEASE_SECONDS = 5
-CLOSE_SECONDS = 5
+CLOSE_SECONDS = 3
 # A service whose model is still loading holds no lease on a request.
 LOADING_SECONDS = 1
 
@@ -54,7 +55,7 @@ class Supervisor:
     """The life of one service: `start`, then `begin_stop` any number of times, then `wait`.
 
     `fail` is called (in a thread) when the service failed for good and the worker must end, `wake` when a
-    stop has begun. `finish` ends the process for good when it has not ended by itself in time.
+    stop has begun; `busy` tells whether units run. `finish` ends a process that does not end by itself.
     """
 
     def __init__(
@@ -63,13 +64,14 @@ class Supervisor:
         drain_seconds: float,
         fail: Callable[[], None],
         wake: Callable[[], None],
+        busy: Callable[[], bool],
         finish: Callable[[int], None] = os._exit,
     ) -> None:
         self.service = service
         self.failure: str | None = None
         self.drained = False
         self._limit = drain_seconds + RELEASE_SECONDS
-        self._fail, self._wake, self._finish = fail, wake, finish
+        self._fail, self._wake, self._busy, self._finish = fail, wake, busy, finish
         # Not an Event: a signal handler may interrupt put() and call it again, but not set().
         self._orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._started = threading.Event()
@@ -122,8 +124,10 @@ class Supervisor:
         self.drained = self._drain(begun)
         log.info("stopped", extra={"drained": self.drained, "seconds": round(time.monotonic() - begun, 2)})
         self._stopped.set()
-        time.sleep(max(0.0, begun + self._limit + CLOSE_SECONDS - time.monotonic()))
-        log.error("ending the process: it did not close by itself", extra={"drained": self.drained})
+        while self._busy() and time.monotonic() < begun + self._limit:
+            time.sleep(_TICK_SECONDS / 5)
+        time.sleep(CLOSE_SECONDS)
+        log.warning("ending the process: it did not close by itself", extra={"busy": self._busy()})
         self._finish(self.exit_code)
 
     def _next_order(self) -> str | None:

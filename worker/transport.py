@@ -1,5 +1,7 @@
 """Celery's Redis transport, but an item that is no message is dropped instead of ending the worker."""
 
+import base64
+import json
 import logging
 import queue
 from typing import Any
@@ -17,7 +19,7 @@ class Channel(redis.Channel):
     def _brpop_read(self, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)
-        except ValueError as error:  # not JSON, not UTF-8, not base64
+        except ValueError as error:  # not JSON, not UTF-8
             log.error("message dropped: not readable", extra={"reason": str(error)[:_SHOWN]})
             raise queue.Empty from None
 
@@ -28,22 +30,23 @@ class Transport(redis.Transport):
     Channel = Channel
 
     def _deliver(self, message: Any, queue: str) -> None:
-        if _is_message(message):
-            super()._deliver(message, queue)
+        try:
+            _check(message)
+        except (TypeError, KeyError, ValueError) as error:
+            details = {"queue": queue, "reason": repr(error)[:_SHOWN], "item": repr(message)[:_SHOWN]}
+            log.error("message dropped: not a Celery message", extra=details)
         else:
-            log.error(
-                "message dropped: not a Celery message",
-                extra={"queue": queue, "item": repr(message)[:_SHOWN]},
-            )
+            super()._deliver(message, queue)
 
 
-def _is_message(item: Any) -> bool:
-    if not isinstance(item, dict) or not isinstance(item.get("properties"), dict):
-        return False
+def _check(item: Any) -> None:
+    """Raise TypeError, KeyError or ValueError unless `item` is JSON in an envelope as Celery's."""
     properties = item["properties"]
-    return (
-        isinstance(item.get("body"), str)
-        and isinstance(item.get("headers"), dict)
-        and "delivery_tag" in properties
-        and isinstance(properties.get("delivery_info"), dict)
-    )
+    for needed in (item["headers"], properties["delivery_info"]):
+        if not isinstance(needed, dict):
+            raise TypeError(f"not an object: {needed!r}")
+    if not isinstance(properties["delivery_tag"], str) or item["content-type"] != "application/json":
+        raise ValueError("an unknown delivery_tag or content-type")
+    if properties["body_encoding"] != "base64":
+        raise ValueError("an unknown body_encoding")
+    json.loads(base64.b64decode(item["body"]))

@@ -33,7 +33,7 @@ def environment(redis_url: str, directory: Path, **changes: str) -> dict[str, st
 
 def celery(*arguments: str, app: str = FAKE) -> list[str]:
     """Return a command line of Celery for an application of ours."""
-    return [sys.executable, "-m", "celery", "-A", app, *arguments]
+    return [str(Path(sys.executable).with_name("celery")), "-A", app, *arguments]
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = 20) -> None:
