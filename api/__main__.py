@@ -1,0 +1,30 @@
+"""`python -m api`: serve, or end with one line that says what is missing."""
+
+import argparse
+import sys
+
+import uvicorn
+
+from api.app import create_app
+from jobs import errors, log
+from jobs.settings import Settings
+
+
+def main() -> int:
+    """Serve until told to stop; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m api", description="Serve the Longhaul API.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    options = parser.parse_args()
+    log.setup()
+    try:
+        app = create_app(Settings.load())
+    except errors.LonghaulError as error:
+        print(f"longhaul api: {error}", file=sys.stderr)
+        return 1
+    uvicorn.run(app, host=options.host, port=options.port, log_config=None)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

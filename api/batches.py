@@ -1,0 +1,82 @@
+"""Batches: create, look, list, cancel."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query
+
+from api import paging, upload
+from api.auth import Tenant
+from api.context import Deps
+from jobs import creation, queue, schema
+from jobs.batches import digest
+from jobs.creation import NewBatch
+
+router = APIRouter(prefix="/v1/batches", tags=["Batches"])
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/NewBatch"}}},
+    }
+}
+
+
+@router.post("", summary="Create a batch", openapi_extra=_BODY)
+def create_batch(
+    tenant: Tenant,
+    context: Deps,
+    body: Annotated[Any, Depends(upload.json_body)],
+    idempotency_key: Annotated[
+        str | None, Header(description="Sent again with the same body it answers the same batch; else 409.")
+    ] = None,
+) -> schema.Batch:
+    """Create a batch from an uploaded file or from `requests` given inline.
+
+    The batch is `validating` at first; errors in its lines make it `failed` then. An answer of 200 means that
+    it is stored durably. After an error 5xx send it again with the same Idempotency-Key: there will be one
+    batch.
+    """
+    new = creation.parse(body)
+    key = _checked_key(idempotency_key)
+    record = context.batches.create(tenant, new, key, digest(body))
+    context.queue.send(queue.PLAN, record.id)
+    return context.batches.shown(record)
+
+
+@router.get("", summary="List batches")
+def list_batches(
+    tenant: Tenant,
+    context: Deps,
+    after: Annotated[str | None, Query(description="The id of the last batch of the page before.")] = None,
+    limit: Annotated[int, Query(description="0 to 100.")] = 20,
+) -> schema.Page:
+    """Return a page of batches, newest first."""
+    limit = paging.checked(limit, 0, 100)
+    batches, more = context.batches.page(tenant, limit, after)
+    return paging.page(batches, more)
+
+
+@router.get("/{batch_id}", summary="Look at a batch")
+def get_batch(tenant: Tenant, context: Deps, batch_id: str) -> schema.Batch:
+    """Return a batch's status, counts and usage, and its files once it has ended."""
+    return context.batches.get(tenant, batch_id)
+
+
+@router.post("/{batch_id}/cancel", summary="Cancel a batch")
+def cancel_batch(tenant: Tenant, context: Deps, batch_id: str) -> schema.Batch:
+    """Stop a batch: what has finished is kept, the rest gets `batch_cancelled` lines.
+
+    Repeating it changes nothing; a batch that has ended otherwise, or is about to, answers 409.
+    """
+    batch = context.batches.cancel(tenant, batch_id)
+    if batch.status == "cancelling":
+        context.queue.send(queue.FINALIZE, batch_id)
+    return batch
+
+
+def _checked_key(key: str | None) -> str | None:
+    if key is not None and not 0 < len(key) <= 255:
+        raise creation.refusal("Idempotency-Key must have 1 to 255 characters.", "Idempotency-Key")
+    return key
+
+
+SCHEMAS = {"NewBatch": NewBatch.model_json_schema(ref_template="#/components/schemas/{model}")}

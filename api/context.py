@@ -1,0 +1,50 @@
+"""What a request handler needs: settings, store, ledger, queue, and the files and batches made of them."""
+
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+from fastapi import Depends, Request
+
+from jobs import store
+from jobs.batches import Batches
+from jobs.files import Files
+from jobs.ledger import Ledger
+from jobs.queue import Producer
+from jobs.settings import Settings
+
+
+@dataclass(frozen=True)
+class Context:
+    """The connections of one API process, shared by its threads."""
+
+    settings: Settings
+    store: store.ObjectStore
+    ledger: Ledger
+    queue: Producer
+    files: Files
+    batches: Batches
+
+    @classmethod
+    def connect(cls, settings: Settings) -> Self:
+        """Connect to store and Redis; raise StoreUnreachable or RedisUnreachable if one does not answer."""
+        objects = store.open_store(settings)
+        objects.check()
+        ledger = Ledger.connect(settings)
+        files = Files(objects)
+        return cls(
+            settings, objects, ledger, Producer(settings), files, Batches(settings, objects, ledger, files)
+        )
+
+    def close(self) -> None:
+        """Close the connections to Redis."""
+        self.queue.close()
+        self.ledger.close()
+
+
+def of(request: Request) -> Context:
+    """Return the context of the app that serves this request."""
+    context: Context = request.app.state.context
+    return context
+
+
+Deps = Annotated[Context, Depends(of)]

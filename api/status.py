@@ -1,0 +1,77 @@
+"""What is served, whether this process lives, whether it can work, and its Prometheus metrics."""
+
+from typing import Literal
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.auth import Tenant
+from api.context import Deps
+from jobs import errors
+
+router = APIRouter()
+
+
+class Model(BaseModel):
+    """A served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "longhaul"
+
+
+class Models(BaseModel):
+    """All served models."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Health(BaseModel):
+    """A probe's answer."""
+
+    status: str
+
+
+@router.get("/v1/models", tags=["Models"], summary="List models")
+def list_models(tenant: Tenant, context: Deps) -> Models:
+    """Return the models that this deployment serves, whether or not a worker runs at the moment."""
+    return Models(data=[_model(name) for name in context.settings.models])
+
+
+@router.get("/v1/models/{model:path}", tags=["Models"], summary="Look at a model")
+def get_model(tenant: Tenant, context: Deps, model: str) -> Model:
+    """Return one served model."""
+    if model not in context.settings.models:
+        error = errors.NotFound(what="model", id=model[:200], param="model")
+        error.code = "model_not_found"
+        raise error
+    return _model(model)
+
+
+@router.get("/healthz", tags=["Status"], summary="Is the process alive?")
+async def healthz() -> Health:
+    """Answer as long as this process does, whatever the state of Redis and the store."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", tags=["Status"], summary="Can it take requests?")
+def readyz(context: Deps) -> Health:
+    """Answer 200 if Redis and the store answer, else 503."""
+    context.ledger.ping()
+    context.store.check()
+    return Health(status="ready")
+
+
+@router.get("/metrics", tags=["Status"], summary="Prometheus metrics", response_class=Response)
+def metrics(request: Request) -> Response:
+    """Return the metrics of this process and the depth of the queue in Prometheus' text format."""
+    return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _model(name: str) -> Model:
+    return Model(id=name, created=0)

@@ -1,0 +1,128 @@
+"""Read a request's body with a limit: multipart forms stream to disk, JSON is held only up to a bound."""
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from fastapi import Request
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from api.context import of
+from jobs import errors
+from jobs.creation import refusal
+from jobs.files import PURPOSES
+
+_FORM_BYTES = 65_536
+"""What boundaries, headers and the small fields of a form may take beside the file."""
+_DRAIN_SECONDS = 20
+_EXPIRY = ("expires_after[anchor]", "expires_after[seconds]")
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A checked upload form; `file` holds its bytes on disk once they are more than a megabyte."""
+
+    file: UploadFile
+    filename: str
+    purpose: str
+    expires_seconds: int | None
+
+
+async def upload(request: Request) -> AsyncIterator[Upload]:
+    """Parse an upload while it arrives, with flat memory; raise TooLarge as soon as it is too large."""
+    limit = of(request).settings.max_file_bytes
+    too_large = errors.TooLarge(what="The file", limit=limit, setting="LONGHAUL_MAX_FILE_BYTES", param="file")
+    form = await _form(request, _limited(request, limit + _FORM_BYTES, too_large))
+    try:
+        checked = _checked(form)
+        if (checked.file.size or 0) > limit:
+            raise too_large
+        yield checked
+    finally:
+        await form.close()
+
+
+async def json_body(request: Request) -> Any:
+    """Read a JSON body of bounded size; raise TooLarge or InvalidRequest."""
+    limit = of(request).settings.max_inline_bytes
+    too_large = errors.TooLarge(
+        what="The body (upload a file for more requests)", limit=limit, setting="LONGHAUL_MAX_INLINE_BYTES"
+    )
+    data = bytearray()
+    async for chunk in _limited(request, limit, too_large):
+        data += chunk
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise refusal(f"The body is not valid JSON: {error}.", None, "invalid_json") from None
+
+
+async def _limited(request: Request, limit: int, too_large: errors.TooLarge) -> AsyncGenerator[bytes, None]:
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        await _drain(request, limit)
+        raise too_large
+    received = 0
+    async for chunk in request.stream():
+        received += len(chunk)
+        if received > limit:
+            await _drain(request, limit)
+            raise too_large
+        yield chunk
+
+
+async def _drain(request: Request, limit: int) -> None:
+    # A client that is cut off while it sends sees a broken connection instead of our answer: so read on for a
+    # while, into nothing. One that asked first (Expect: 100-continue) has not begun to send.
+    if request.headers.get("expect", "").lower() == "100-continue":
+        return
+    until = time.monotonic() + _DRAIN_SECONDS
+    received = 0
+    async for chunk in request.stream():
+        received += len(chunk)
+        if received > limit or time.monotonic() > until:
+            return
+
+
+async def _form(request: Request, stream: AsyncGenerator[bytes, None]) -> FormData:
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise refusal("Send the file as multipart/form-data, with the fields 'file' and 'purpose'.", "file")
+    parser = MultiPartParser(request.headers, stream, max_files=1, max_fields=16, max_part_size=_FORM_BYTES)
+    try:
+        return await parser.parse()
+    except MultiPartException as error:
+        raise refusal(f"The form cannot be read: {error.message}", None) from None
+
+
+def _checked(form: FormData) -> Upload:
+    for name in form:
+        if name not in ("file", "purpose", "expires_after", *_EXPIRY):
+            raise refusal(f"Unknown parameter: {name!r:.100}.", name[:100], "unknown_parameter")
+    file, purpose = form.get("file"), form.get("purpose")
+    if not isinstance(file, UploadFile):
+        code = "missing_required_parameter" if file is None else "invalid_value"
+        raise refusal("The form needs a field 'file' with a file name and the file's bytes.", "file", code)
+    if not isinstance(purpose, str):
+        raise refusal("The form needs a field 'purpose'.", "purpose", "missing_required_parameter")
+    if purpose not in PURPOSES:
+        raise refusal(f"purpose must be one of {', '.join(PURPOSES)}, not {purpose!r:.80}.", "purpose")
+    name = (file.filename or "upload").replace("\\", "/").rpartition("/")[2]
+    return Upload(file, name[:255] or "upload", purpose, _expires_seconds(form))
+
+
+def _expires_seconds(form: FormData) -> int | None:
+    anchor, seconds = (form.get(name) for name in _EXPIRY)
+    if form.get("expires_after") is not None:
+        raise refusal(f"Send expires_after as the fields {' and '.join(_EXPIRY)}.", "expires_after")
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise refusal("expires_after[anchor] must be 'created_at'.", _EXPIRY[0])
+    valid = isinstance(seconds, str) and seconds.isascii() and seconds.isdigit() and len(seconds) <= 7
+    number = int(str(seconds)) if valid else 0
+    if not 3600 <= number <= 2_592_000:
+        raise refusal(f"expires_after[seconds] must be 3600 to 2592000, not {seconds!r:.40}.", _EXPIRY[1])
+    return number

@@ -1,0 +1,100 @@
+"""The wire form of what the store and the ledger know: pure functions from records to schema objects."""
+
+from jobs import schema
+from jobs.ledger import Job
+from jobs.records import FileRecord, JobRecord, Manifest
+
+TERMINAL = frozenset({"completed", "failed", "cancelled", "expired"})
+_TIMES = (
+    "in_progress_at",
+    "finalizing_at",
+    "completed_at",
+    "failed_at",
+    "expired_at",
+    "cancelling_at",
+    "cancelled_at",
+)
+
+
+def file(record: FileRecord) -> schema.File:
+    """Return the File of a record."""
+    return schema.File(
+        id=record.id,
+        bytes=record.bytes,
+        created_at=record.created_at,
+        expires_at=record.expires_at,
+        filename=record.filename,
+        purpose=record.purpose,
+    )
+
+
+def batch(record: JobRecord, job: Job | None, manifest: Manifest | None, cancelled: bool) -> schema.Batch:
+    """Return the Batch of a job: by its manifest when it has ended, else by the ledger, else by its record.
+
+    A job that neither knows is one that Redis has lost: it shows as `validating` (or `cancelling`, when that
+    was accepted) until recovery brings it back.
+    """
+    if manifest is not None:
+        return _ended(record, manifest)
+    if job is not None:
+        return _running(record, job)
+    return _batch(record, "cancelling" if cancelled else "validating", None, {})
+
+
+def _running(record: JobRecord, job: Job) -> schema.Batch:
+    return _batch(
+        record,
+        str(job.state.value),
+        job.model,
+        job.times,
+        request_counts=schema.RequestCounts(total=job.total, completed=job.completed, failed=job.failed),
+        usage=_usage(*job.usage),
+    )
+
+
+def _ended(record: JobRecord, manifest: Manifest) -> schema.Batch:
+    files = {kind: facts["id"] for kind, facts in manifest.files.items()}
+    lines = [schema.LineError(**error) for error in manifest.errors]
+    return _batch(
+        record,
+        manifest.state,
+        manifest.model,
+        manifest.times,
+        errors=schema.LineErrors(data=lines) if lines else None,
+        output_file_id=files.get("output"),
+        error_file_id=files.get("errors"),
+        request_counts=schema.RequestCounts(
+            total=manifest.total, completed=manifest.completed, failed=manifest.failed
+        ),
+        usage=_usage(*manifest.usage),
+    )
+
+
+def _batch(
+    record: JobRecord, status: str, model: str | None, times: dict[str, float], **fields: object
+) -> schema.Batch:
+    stamps = {name: int(times[name]) for name in _TIMES if times.get(name)}
+    return schema.Batch.model_validate(
+        {
+            "id": record.id,
+            "endpoint": record.endpoint,
+            "model": model,
+            "input_file_id": record.input_file_id,
+            "completion_window": record.completion_window,
+            "status": status,
+            "created_at": int(record.created_at),
+            "expires_at": int(record.expires_at),
+            "metadata": record.metadata,
+            **stamps,
+            **fields,
+        }
+    )
+
+
+def _usage(prompt: int, cached: int, completion: int) -> schema.Usage:
+    return schema.Usage(
+        input_tokens=prompt,
+        input_tokens_details=schema.InputDetails(cached_tokens=cached),
+        output_tokens=completion,
+        total_tokens=prompt + completion,
+    )

@@ -1,0 +1,165 @@
+"""Everything around files and batches: keys and tenants, shapes of errors, probes, metrics, documentation."""
+
+import re
+from collections.abc import Callable
+
+import openai
+import pytest
+import redis
+
+from jobs import errors
+from jobs.ledger import Ledger
+from tests.integration.api.serving import Api, line
+
+
+def test_without_the_right_key_nothing_is_answered(serve: Callable[..., Api]) -> None:
+    api = serve(api_keys={"one": "key-1"})
+    for headers in (
+        {},
+        {"Authorization": "Bearer nope"},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Basic eA=="},
+    ):
+        for path in ("/v1/files", "/v1/batches", "/v1/models", "/v1/queue", "/v1/files/x/content"):
+            answer = api.http.get(path, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    for path in ("/healthz", "/readyz", "/metrics", "/docs"):
+        assert api.http.get(path).status_code == 200
+
+
+def test_a_wrong_key_is_refused_before_the_body_is_looked_at(serve: Callable[..., Api]) -> None:
+    api = serve(api_keys={"one": "key-1"})
+    assert api.http.post("/v1/batches", content=b"{").status_code == 401
+    assert api.http.post("/v1/files", content=b"x").status_code == 401
+
+
+def test_a_tenant_does_not_see_what_is_anothers(serve: Callable[..., Api]) -> None:
+    api = serve(api_keys={"one": "key-1", "two": "key-2"})
+    one = {"Authorization": "Bearer key-1"}
+    two = {"Authorization": "Bearer key-2"}
+    body = {"endpoint": "/v1/chat/completions", "completion_window": "24h", "requests": [line("a")]}
+    batch = api.http.post("/v1/batches", json=body, headers=one).json()
+    file_id = batch["input_file_id"]
+    for path in (
+        f"/v1/files/{file_id}",
+        f"/v1/files/{file_id}/content",
+        f"/v1/batches/{batch['id']}",
+        f"/v1/batches/{batch['id']}/results",
+        f"/v1/batches/{batch['id']}/metrics",
+    ):
+        assert api.http.get(path, headers=two).status_code == 404
+        assert api.http.get(path, headers=one).status_code == 200
+    assert api.http.delete(f"/v1/files/{file_id}", headers=two).status_code == 404
+    assert api.http.post(f"/v1/batches/{batch['id']}/cancel", headers=two).status_code == 404
+    del body["requests"]
+    stolen = api.http.post("/v1/batches", json=body | {"input_file_id": file_id}, headers=two)
+    assert (stolen.status_code, stolen.json()["error"]["param"]) == (400, "input_file_id")
+    for path in ("/v1/files", "/v1/batches"):
+        assert api.http.get(path, headers=two).json()["data"] == []
+        assert len(api.http.get(path, headers=one).json()["data"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nope", 404),
+        ("GET", "/v1/batches/", 404),
+        ("PUT", "/v1/batches", 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/models/nope", 404),
+    ],
+)
+def test_errors_of_the_framework_have_the_contracts_shape(
+    api: Api, method: str, path: str, status: int
+) -> None:
+    answer = api.http.request(method, path)
+    assert answer.status_code == status
+    assert set(answer.json()) == {"error"}
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    if status == 405:
+        assert answer.headers["allow"]
+
+
+def test_a_fault_of_ours_has_the_shape_too(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(Ledger, "depth", fail)
+    answer = api.http.get("/v1/queue")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+    assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        redis.ConnectionError("redis://secret"),
+        redis.TimeoutError("secret"),
+        redis.exceptions.OutOfMemoryError("secret"),
+        errors.StoreUnreachable(url="s3://secret", reason="secret"),
+    ],
+)
+def test_a_dependency_that_is_away_is_503(
+    api: Api, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise fault
+
+    batch_id = api.create("a")
+    monkeypatch.setattr(Ledger, "jobs", fail)
+    monkeypatch.setattr(Ledger, "ping", fail)
+    for path in (f"/v1/batches/{batch_id}", "/v1/batches", "/readyz"):
+        answer = api.http.get(path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+        assert "secret" not in answer.text
+        assert answer.headers["retry-after"] == "1"
+    assert api.http.get("/healthz").json() == {"status": "ok"}
+
+
+def test_models_are_those_of_the_settings(api: Api) -> None:
+    assert [model.id for model in api.client.models.list()] == ["m"]
+    assert api.client.models.retrieve("m").id == "m"
+    with pytest.raises(openai.NotFoundError) as caught:
+        api.client.models.retrieve("org/nope")
+    assert caught.value.code == "model_not_found"
+
+
+def test_the_queue_shows_models_and_open_units(api: Api) -> None:
+    api.create("a")
+    queue = api.http.get("/v1/queue").json()
+    assert (queue["object"], queue["control"]) == ("queue", 1)
+    (model,) = queue["models"]
+    assert (model["model"], model["queued"], model["leased"], model["depth"], model["buckets"]) == (
+        "m",
+        0,
+        0,
+        0,
+        {},
+    )
+
+
+def test_metrics_count_requests_by_route(api: Api) -> None:
+    api.create("a")
+    api.http.get("/v1/batches/nope")
+    api.http.get("/nope/1")
+    text = api.http.get("/metrics").text
+    assert re.search(
+        r'longhaul_api_requests_total\{method="GET",route="/v1/batches/\{batch_id\}",status="404"\} 1.0', text
+    )
+    assert 'route="none"' in text
+    assert "longhaul_units_open 1.0" in text
+    assert "/nope" not in text
+
+
+def test_the_documentation_tells_of_the_contracts_errors_only(api: Api) -> None:
+    spec = api.http.get("/openapi.json").json()
+    assert "HTTPValidationError" not in spec["components"]["schemas"]
+    for path, operations in spec["paths"].items():
+        for method, operation in operations.items():
+            assert "422" not in operation["responses"], (method, path)
+            assert operation["summary"], (method, path)
+            assert operation["description"], (method, path)
+    create = spec["paths"]["/v1/batches"]["post"]
+    assert create["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/NewBatch")
+    assert "requests" in spec["components"]["schemas"]["NewBatch"]["properties"]
+    assert api.http.get("/docs").status_code == 200
