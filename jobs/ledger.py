@@ -94,6 +94,20 @@ class Ledger:
     def close(self) -> None:
         self.redis.close()
 
+    def redis_run(self) -> str:
+        """Return the id of this run of Redis: another after each restart."""
+        info: Any = self.redis.info("server")
+        return str(info["run_id"])
+
+    def recovered_run(self) -> str | None:
+        """Return the run of Redis after whose start jobs were recovered last; None after a loss of all."""
+        run: Any = self.redis.get(self._keys.name("recovered"))
+        return answers.text(run) if run else None
+
+    def note_recovered(self, run: str) -> None:
+        """Note that jobs were recovered in this run of Redis."""
+        self.redis.set(self._keys.name("recovered"), run)
+
     # Jobs
 
     def create(self, record: JobRecord) -> bool:

@@ -1,8 +1,8 @@
-"""Reaping, whoever does it: leases that ran out, requests that kill their workers, jobs past their time."""
+"""Reaping, whoever does it: leases that ran out, requests that kill workers, jobs past their time or lost."""
 
 import logging
 
-from jobs import results
+from jobs import recover, results
 from jobs.ledger import Finished, Lease, Ledger
 from jobs.settings import Settings
 from jobs.store import ObjectStore
@@ -16,6 +16,7 @@ def reap(settings: Settings, ledger: Ledger, store: ObjectStore) -> list[str]:
     The requests that are given up are leased to this caller: if it dies before their lines are written, the
     lease runs out and the next round gives them up again.
     """
+    recover.after_restart(ledger, store)
     reaped = ledger.reap(list(settings.fingerprints.values()))
     if reaped.requeued:
         log.warning("leases expired", extra={"requeued": reaped.requeued})

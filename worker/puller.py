@@ -41,17 +41,18 @@ class Puller:
         self._held.drop(leases)
         self._cancelled.extend(lease.request.id for lease in leases)
 
-    def turn(self, claiming: bool = True) -> None:
-        """Claim what there is room for, run one step, pass on what it finished."""
+    def turn(self, claiming: bool = True) -> bool:
+        """Claim what there is room for, run one step, pass on what it finished; False: nothing to do."""
         self._drop_cancelled()
         if claiming:
             self._claim()
         if not self._engine.has_work:
             self._alone = False
             self._flusher.hurry()
-            return
+            return False
         for completion in self._engine.step():
             self._finish(completion)
+        return True
 
     def release_waiting(self) -> None:
         """Give back what has not begun to run."""

@@ -126,8 +126,7 @@ class Service:
         )
         log.info("serving", extra={"model": fingerprint, "worker": self.name})
         while not self._stopping.is_set():
-            self._guarded(puller.turn)
-            if not puller.busy:
+            if not self._guarded(puller.turn):
                 self._wake.wait(self.settings.poll_seconds)
                 self._wake.clear()
         self._drain(puller, self._flusher)
@@ -165,10 +164,11 @@ class Service:
         while not until.wait(seconds):
             self._guarded(call)
 
-    def _guarded(self, call: Callable[[], None]) -> None:
-        """Run one turn of a loop that must outlive whatever Redis and the store do."""
+    def _guarded(self, call: Callable[[], object]) -> object:
+        """Run one turn of a loop that must outlive whatever Redis and the store do; return its answer."""
         try:
-            call()
+            return call()
         except Exception as error:
             log.warning("turn failed", extra={"turn": getattr(call, "__name__", "turn")}, exc_info=error)
             self._stopped.wait(min(1.0, self.settings.poll_seconds))
+            return None
