@@ -1,50 +1,57 @@
-"""Which waiting requests run together in one padded batch."""
+"""Which requests run together in one padded batch, and when a batch has grown too large."""
 
 from dataclasses import dataclass
 
 from worker.engine.types import Row
 
+# A request that names no max_tokens may take the rest of the context, but seldom does: room for so many
+# tokens is planned. A batch that outgrows its limits is cut, and its unfinished rows go on in smaller ones.
+_PLANNED_OUTPUT_TOKENS = 1024
+
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one batch: rows, tokens with padding and outputs, row positions; or one prompt length."""
+    """Bounds of one batch: rows; tokens, padding and outputs included; positions. Or rows of one length."""
 
     rows: int
     tokens: int
     context_tokens: int
     one_length: bool = False
 
+    def allow(self, rows: list[Row]) -> bool:
+        """Tell whether so many rows may be planned to run together. A lone row always may."""
+        return len(rows) == 1 or len(rows) * min(length(rows), self.context_tokens) <= self.tokens
+
+    def reached(self, rows: int, length: int) -> bool:
+        """Tell whether a batch whose rows are `length` tokens long must not grow by another token."""
+        return rows > 1 and (length >= self.context_tokens or rows * (length + 1) > self.tokens)
+
 
 def form(waiting: list[Row], limits: Limits) -> list[Row]:
-    """Return the oldest waiting row and those most like it, longest prompt first, within the limits.
+    """Return the oldest waiting row and those most like it, longest first, within the limits.
 
-    A lone row always fits. Rows are alike when little would be padded: in front of the prompts and,
-    because the batch runs until its last row ends, behind the outputs.
+    Rows are alike when little would be padded: in front of the prompts and, because the batch runs until its
+    last row ends, behind the outputs.
     """
     if not waiting:
         return []
     oldest = waiting[0]
     alike = sorted(waiting, key=lambda row: _padding(row, oldest))
     if limits.one_length:
-        alike = [row for row in alike if row.prompt_tokens == oldest.prompt_tokens]
+        alike = [row for row in alike if row.tokens == oldest.tokens]
     batch: list[Row] = []
-    prompt = output = 0
     for row in alike[: limits.rows]:
-        prompt, output = max(prompt, row.prompt_tokens), max(output, row.max_tokens)
-        # A row that has ended keeps its place in the batch, so the longest of both must fit the positions.
-        fits = (
-            prompt + output <= limits.context_tokens and (len(batch) + 1) * (prompt + output) <= limits.tokens
-        )
-        if batch and not fits:
+        if not limits.allow([*batch, row]):
             break
         batch.append(row)
-    return sorted(batch, key=lambda row: -row.prompt_tokens)
+    return sorted(batch, key=lambda row: -row.tokens)
 
 
-def cost(rows: list[Row]) -> int:
-    """Return how many tokens a batch of these rows may hold in the end, padding included."""
-    return len(rows) * (max(row.prompt_tokens for row in rows) + max(row.max_tokens for row in rows))
+def length(rows: list[Row]) -> int:
+    """Return how many tokens long a batch of these rows is planned to grow, padding included."""
+    planned = max(min(row.tokens_left, _PLANNED_OUTPUT_TOKENS) for row in rows)
+    return max(row.tokens for row in rows) + planned
 
 
 def _padding(a: Row, b: Row) -> int:
-    return abs(a.prompt_tokens - b.prompt_tokens) + abs(a.max_tokens - b.max_tokens)
+    return abs(a.tokens - b.tokens) + abs(a.tokens_left - b.tokens_left)

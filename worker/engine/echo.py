@@ -75,7 +75,7 @@ class EchoEngine(Engine):
         outputs = [row.request.prompt_ids[-row.max_tokens :] for row in rows]
         now = time.monotonic()
         for row, output in zip(rows, outputs, strict=True):
-            self.stats.prefill_tokens_computed += row.prompt_tokens
+            self.stats.prefill_tokens_computed += row.tokens
             row.first_token = now
             if row.id in raised:
                 self._finish(row, self._completion(row, "error", error="RuntimeError: an injected fault"))

@@ -15,6 +15,7 @@ import torch
 from jobs import errors
 from worker.engine import batching, loader, padding, running
 from worker.engine.base import Engine
+from worker.engine.rows import RowState
 from worker.engine.types import Completion, EngineConfig, Row
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,11 @@ class FallbackEngine(Engine):
         except Exception as error:  # the first tokens of a model may fail in any way
             reason = f"it does not generate: {type(error).__name__}: {error}".split("\n")[0]
             raise errors.ModelUnavailable(name=name or source, source=source, reason=reason) from error
+
+    @property
+    def has_work(self) -> bool:
+        # Until a step has seen the end of the batch, no other can start.
+        return self._busy or super().has_work
 
     def room(self) -> int:
         """Return how many requests to claim now: none while a batch runs, because none can join it."""
@@ -86,11 +92,8 @@ class FallbackEngine(Engine):
             self.stats.padding_differs = 1
 
     def _start_batch(self) -> None:
-        limits = batching.Limits(
-            self.config.max_running, self._batch_tokens, self.context_tokens, self._one_length
-        )
         with self._lock:
-            rows = batching.form(list(self._waiting.values()), limits)
+            rows = batching.form(list(self._waiting.values()), self._limits())
         admitted = self._admit(rows)
         if admitted:
             self._busy = True
@@ -122,29 +125,47 @@ class FallbackEngine(Engine):
             self._events.put(error)
 
     def _run(self, rows: list[Row]) -> None:
-        """Run rows to their end; when memory does not suffice, run the unfinished ones in two halves."""
-        batch = running.Batch(self._loaded, rows, self.stats, self._hand_over, self._closing)
-        error = batch.run()
-        left = batch.unfinished
-        if error is None or not left:
-            return
-        if _is_out_of_memory(error) and len(left) > 1:
-            self._batch_tokens = min(self._batch_tokens, max(1, batching.cost(left) // 2))
+        """Run rows to their end, in as many batches as memory asks for."""
+        states = {row: RowState(row, self._loaded.tokenizer, self._loaded.eos_ids) for row in rows}
+        while states and not self._closing.is_set():
+            limits = self._limits()
+            together = [states[row] for row in batching.form(list(states), limits)]
+            batch = running.Batch(self._loaded, together, limits, self.stats, self._hand_over, self._closing)
+            error = batch.run()
+            if error is not None:
+                self._recover(error, together)
+            left = [state for state in together if not state.done]
+            if left and error is None:  # cut at its limits
+                self.stats.batches_cut += 1
+                log.info("batch cut at its limits rows=%d unfinished=%d", len(together), len(left))
+            states = {row: state for row, state in states.items() if not (state.done or row.dropped)}
+
+    def _recover(self, error: Exception, together: list[RowState]) -> None:
+        """Make the next batch smaller when memory did not suffice; else fail the rows of this one."""
+        if _is_out_of_memory(error) and len(together) > 1:
+            _free_memory()
+            planned = len(together) * batching.length([state.row for state in together])
+            self._batch_tokens = planned // 2
             self.stats.out_of_memory_splits += 1
             log.warning(
-                "out of memory: halving the batch rows=%d max_batch_tokens=%d", len(left), self._batch_tokens
+                "out of memory: batches get smaller rows=%d max_batch_tokens=%d",
+                len(together),
+                self._batch_tokens,
             )
-            del batch, error
-            _free_memory()
-            for half in (left[: len(left) // 2], left[len(left) // 2 :]):
-                self._run(half)
             return
         if _is_device_lost(error):
             raise error
         line = f"{type(error).__name__}: {error}".split("\n")[0]
-        log.error("batch failed rows=%d error=%r", len(left), line, exc_info=error)
-        for row in left:
-            self._hand_over(row, self._completion(row, "error", error=line))
+        log.error("batch failed rows=%d error=%r", len(together), line)
+        for state in together:
+            if not state.done:
+                state.done = True
+                self._hand_over(state.row, self._completion(state.row, "error", error=line))
+
+    def _limits(self) -> batching.Limits:
+        return batching.Limits(
+            self.config.max_running, self._batch_tokens, self.context_tokens, self._one_length
+        )
 
     def _hand_over(self, row: Row, completion: Completion) -> None:
         self._events.put((row, completion))

@@ -1,5 +1,6 @@
-"""One batch inside `generate`: each row keeps its own parameters, and is handed over when it ends."""
+"""One batch inside `generate`: every row has its own parameters, and is handed over when it ends."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,48 +16,52 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from worker.engine import padding, sampling, stop
+from worker.engine import batching, padding, sampling
 from worker.engine.loader import Loaded
-from worker.engine.types import Completion, FinishReason, Row, Stats, Timings
+from worker.engine.rows import RowState
+from worker.engine.types import Completion, Row, Stats
 
+log = logging.getLogger(__name__)
 # Below this, dividing by the temperature overflows; the result would be greedy anyhow.
 _GREEDY_TEMPERATURE = 1e-5
 
 
 class Batch:
-    """Runs `rows` to their end. `hand_over` is called with each row as it finishes."""
+    """Runs rows until all have ended or the batch has grown to its limits.
+
+    `hand_over` is called with each row as it ends. Rows that were begun before go on where they were.
+    """
 
     def __init__(
         self,
         loaded: Loaded,
-        rows: list[Row],
+        states: list[RowState],
+        limits: batching.Limits,
         stats: Stats,
         hand_over: Callable[[Row, Completion], None],
         closing: threading.Event,
     ) -> None:
-        self.rows = rows
         self._loaded = loaded
+        self._states = states
+        self._limits = limits
         self._stats = stats
         self._hand_over = hand_over
         self._closing = closing
-        self._states = [_RowState(row, loaded) for row in rows]
-
-    @property
-    def unfinished(self) -> list[Row]:
-        return [state.row for state in self._states if not state.done]
+        self._length = 0
+        self._steps = 0
 
     def run(self) -> Exception | None:
-        """Generate until every row has ended; return what `generate` raised, without its memory."""
-        for row in self.rows:
-            row.token_ids.clear()
-        inputs = padding.padded([row.request.prompt_ids for row in self.rows], self._loaded)
-        prompt_tokens = sum(row.prompt_tokens for row in self.rows)
+        """Generate; return what it raised, freed of the tensors of the batch. Some rows may not be done."""
+        rows = [state.row for state in self._states]
+        inputs = padding.padded([row.request.prompt_ids + row.token_ids for row in rows], self._loaded)
+        self._length = inputs["input_ids"].shape[1]
+        tokens = sum(row.tokens for row in rows)
         self._stats.batches += 1
-        self._stats.prefill_tokens_computed += prompt_tokens
-        self._stats.padding_tokens += inputs["input_ids"].numel() - prompt_tokens
+        self._stats.prefill_tokens_computed += tokens
+        self._stats.padding_tokens += len(rows) * self._length - tokens
         config = GenerationConfig(
             do_sample=False,
-            max_new_tokens=max(row.max_tokens for row in self.rows),
+            max_new_tokens=max(row.tokens_left for row in rows),
             pad_token_id=self._loaded.pad_id,
             use_cache=True,
         )
@@ -64,112 +69,65 @@ class Batch:
             self._loaded.model.generate(
                 **inputs,
                 generation_config=config,
-                logits_processor=LogitsProcessorList([_Choose(self._states, inputs["input_ids"].shape[1])]),
+                logits_processor=LogitsProcessorList([_Choose(self._states)]),
                 stopping_criteria=StoppingCriteriaList([_Advance(self)]),
             )
         except Exception as error:  # a model may raise anything: the caller decides what becomes of the rows
-            # The frames of the traceback hold the tensors of the batch.
+            log.warning("generate raised rows=%d length=%d", len(rows), self._length, exc_info=True)
             return error.with_traceback(None)
-        return None
+        return None if self._steps else RuntimeError("generate ended before the first token")
 
     def advance(self, token_ids: list[int]) -> list[bool]:
-        """Give each row its next token; return which rows have ended."""
+        """Give each row its next token; return which rows need no more of them."""
         now = time.monotonic()
         self._stats.decode_steps += 1
+        self._steps += 1
+        self._length += 1
         for state, token_id in zip(self._states, token_ids, strict=True):
-            if state.done:
-                continue
             if state.row.dropped or self._closing.is_set():
                 state.done = True
+            if state.done:
                 continue
             self._stats.tokens_sampled += 1
             completion = state.take(token_id, now)
             if completion is not None:
                 state.done = True
                 self._hand_over(state.row, completion)
+        if self._limits.reached(len(self._states), self._length):
+            return [True] * len(self._states)
         return [state.done for state in self._states]
-
-
-class _RowState:
-    def __init__(self, row: Row, loaded: Loaded) -> None:
-        self.row = row
-        self.done = False
-        self.broken = False
-        self._tokenizer = loaded.tokenizer
-        wanted = row.request.sampling
-        # A special token given as a stop string never shows in the text: it stops by its id.
-        special = {text: id for text, id in loaded.tokenizer.get_added_vocab().items() if text in wanted.stop}
-        eos_ids = frozenset() if wanted.ignore_eos else loaded.eos_ids
-        self.end_ids = eos_ids | frozenset(special.values())
-        texts = tuple(text for text in wanted.stop if text not in special)
-        self._matcher = stop.StopMatcher(self._decode, texts, wanted.min_tokens)
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the token about to be chosen may be one that ends the row."""
-        return len(self.row.token_ids) + 1 >= self.row.request.sampling.min_tokens
-
-    def take(self, token_id: int, now: float) -> Completion | None:
-        row = self.row
-        if self.broken:
-            return self._completion("error", "", now, "the model's logits are not finite numbers")
-        row.token_ids.append(token_id)
-        if row.first_token is None:
-            row.first_token = now
-        if token_id in self.end_ids:
-            return self._completion("stop", self._decode(row.token_ids[:-1]), now)
-        before = self._matcher.text_before_stop(row.token_ids)
-        if before is not None:
-            return self._completion("stop", before, now)
-        if len(row.token_ids) >= row.max_tokens:
-            return self._completion("length", self._decode(row.token_ids), now)
-        return None
-
-    def _decode(self, token_ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(
-            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
-
-    def _completion(
-        self, reason: FinishReason, text: str, now: float, error: str | None = None
-    ) -> Completion:
-        row = self.row
-        timings = Timings(row.admitted, row.first_token, now)
-        return Completion(row.id, list(row.token_ids), text, reason, 0, timings, error)
 
 
 class _Choose(LogitsProcessor):
     """Leaves greedy rows as they are; of a sampled row only the drawn token stays, for argmax to take."""
 
-    def __init__(self, states: list[_RowState], prompt_length: int) -> None:
+    def __init__(self, states: list[RowState]) -> None:
         self._states = states
-        self._prompt_length = prompt_length
-        self._sampled = [
-            index
-            for index, state in enumerate(states)
-            if state.row.request.sampling.temperature >= _GREEDY_TEMPERATURE
-        ]
-        self._parameters: sampling.Parameters | None = None
+        self._rows: list[int] = []
+        self._parameters = sampling.Parameters.of([], "cpu")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        position = input_ids.shape[1] - self._prompt_length
         finite = torch.isfinite(scores.amax(dim=-1)).tolist()
+        rows = []
         for index, state in enumerate(self._states):
             state.broken = not finite[index]
             if state.end_ids and not state.may_end:
                 scores[index, sorted(state.end_ids)] = -torch.inf
-        rows = [index for index in self._sampled if finite[index]]
+            sampled = state.row.request.sampling.temperature >= _GREEDY_TEMPERATURE
+            if sampled and finite[index] and not state.done:
+                rows.append(index)
         if rows:
-            drawn = sampling.draw(scores[rows], self._parameters_of(rows, scores.device), position)
+            positions = [len(self._states[index].row.token_ids) for index in rows]
+            drawn = sampling.draw(scores[rows], self._parameters_of(rows, scores.device), positions)
             scores[rows] = -torch.inf
             scores[rows, drawn] = 0.0
         return scores
 
     def _parameters_of(self, rows: list[int], device: torch.device) -> sampling.Parameters:
-        if self._parameters is None or len(rows) != len(self._parameters.seeds):
-            chosen = [self._states[index].row.request.sampling for index in rows]
-            self._parameters = sampling.Parameters.of(chosen, device)
+        if rows != self._rows:
+            self._rows = rows
+            wanted = [self._states[index].row.request.sampling for index in rows]
+            self._parameters = sampling.Parameters.of(wanted, device)
         return self._parameters
 
 

@@ -49,14 +49,14 @@ class Parameters:
         )
 
 
-def draw(logits: Tensor, parameters: Parameters, position: int) -> Tensor:
-    """Draw one token per row from logits [R, V]; returns [R].
+def draw(logits: Tensor, parameters: Parameters, positions: list[int]) -> Tensor:
+    """Draw one token per row from logits [R, V] for its position in the output; returns [R].
 
     The draw inverts the distribution function over the vocabulary in its own order (not by rank), in float64:
     a tiny change of the logits moves its steps a tiny bit, and another token is drawn only that close to one.
     """
     weights = filtered(logits, parameters).cumsum(dim=-1)
-    uniforms = [uniform(seed, position) for seed in parameters.seeds]
+    uniforms = [uniform(*draws) for draws in zip(parameters.seeds, positions, strict=True)]
     total = weights[:, -1:]
     target = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * total
     # Rounding must not lift the target to the total: no token lies there.

@@ -114,6 +114,8 @@ class Stats:
     decode_steps: int = 0
     tokens_sampled: int = 0
     out_of_memory_splits: int = 0
+    batches_cut: int = 0
+    """Batches that grew to their limits; what was unfinished went on in smaller ones, computed again."""
     padding_differs: int = 0
     """1 when this model's padded rows differ from single ones, so that batches have one length."""
 
@@ -137,8 +139,13 @@ class Row:
         return self.request.id
 
     @property
-    def prompt_tokens(self) -> int:
-        return len(self.request.prompt_ids)
+    def tokens(self) -> int:
+        """Its length by now: prompt and sampled tokens."""
+        return len(self.request.prompt_ids) + len(self.token_ids)
+
+    @property
+    def tokens_left(self) -> int:
+        return self.max_tokens - len(self.token_ids)
 
     @property
     def max_tokens(self) -> int:

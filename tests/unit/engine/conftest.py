@@ -1,11 +1,14 @@
 """Small engines for the unit tests of the engine."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from worker.engine import Engine, EngineConfig, Request, Sampling, tiny
+from worker.engine import EngineConfig, Request, Sampling, loader, tiny
+from worker.engine.fallback import FallbackEngine
 
 
 @pytest.fixture(scope="session")
@@ -14,13 +17,21 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture(scope="session")
+def tiny_loaded(tiny_path: Path) -> loader.Loaded:
+    """The tiny model in float64, loaded once: tests that change it put it back."""
+    return loader.load(str(tiny_path), EngineConfig(device="cpu", dtype="float64"))
+
+
 @pytest.fixture
-def open_tiny(tiny_path: Path) -> Iterator[Callable[..., Engine]]:
-    """Open the tiny model in float64 with the given EngineConfig fields; closed after the test."""
+def open_tiny(tiny_loaded: loader.Loaded) -> Iterator[Callable[..., FallbackEngine]]:
+    """Open an engine on the tiny model with the given EngineConfig fields; closed after the test."""
     opened = []
 
-    def open_engine(**fields: object) -> Engine:
-        engine = Engine.load(str(tiny_path), EngineConfig(**{"dtype": "float64", **fields}))  # type: ignore[arg-type]
+    def open_engine(**fields: Any) -> FallbackEngine:
+        config = EngineConfig(**fields)
+        context = config.context_tokens or tiny_loaded.context_tokens
+        engine = FallbackEngine(replace(tiny_loaded, context_tokens=context), config)
         opened.append(engine)
         return engine
 
@@ -29,6 +40,5 @@ def open_tiny(tiny_path: Path) -> Iterator[Callable[..., Engine]]:
         engine.close()
 
 
-def request(id: str, prompt_ids: list[int], **sampling: object) -> Request:
-    fields = {"max_tokens": 16, "temperature": 0.0, **sampling}
-    return Request(id, prompt_ids, Sampling(**fields))  # type: ignore[arg-type]
+def request(id: str, prompt_ids: list[int], **sampling: Any) -> Request:
+    return Request(id, prompt_ids, Sampling(**{"max_tokens": 16, "temperature": 0.0, **sampling}))

@@ -7,22 +7,23 @@ import pytest
 import torch
 
 from tests.unit.engine.conftest import request
-from worker.engine import Engine
+from worker.engine import Completion, batching
+from worker.engine.fallback import FallbackEngine
 
-Open = Callable[..., Engine]
+Open = Callable[..., FallbackEngine]
 PROMPTS = [[(7 * i * n + i) % 256 for i in range(1, n + 1)] for n in (1, 7, 200, 3, 50)]
 
 
-def generate_alone(engine: Engine, prompt: list[int], max_tokens: int) -> list[int]:
+def generate_alone(engine: FallbackEngine, prompt: list[int], max_tokens: int, eos: bool = True) -> list[int]:
     """What transformers gives for one prompt, by itself."""
-    loaded = engine._loaded  # type: ignore[attr-defined]
+    loaded = engine._loaded
     ids = torch.tensor([prompt])
     output = loaded.model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
         max_new_tokens=max_tokens,
-        eos_token_id=sorted(loaded.eos_ids),
+        eos_token_id=sorted(loaded.eos_ids) if eos else None,
         pad_token_id=loaded.pad_id,
     )
     return output[0, len(prompt) :].tolist()
@@ -211,7 +212,7 @@ def test_an_error_in_generate_is_an_error_of_its_rows_only(
     open_tiny: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = open_tiny()
-    model = engine._loaded.model  # type: ignore[attr-defined]
+    model = engine._loaded.model
     with monkeypatch.context() as patch:
         patch.setattr(model, "generate", fail_with(RuntimeError("shapes do not match\nmore lines")))
         completions = list(engine.generate([request("a", [1, 2]), request("b", [1, 2])]))
@@ -221,7 +222,7 @@ def test_an_error_in_generate_is_an_error_of_its_rows_only(
 
 def test_out_of_memory_halves_the_batch(open_tiny: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = open_tiny()
-    model = engine._loaded.model  # type: ignore[attr-defined]
+    model = engine._loaded.model
     requests = [request(str(i), [i + 1, 2], max_tokens=5) for i in range(8)]
     expected = {c.id: c.token_ids for c in engine.generate(requests)}
     generate = model.generate
@@ -233,16 +234,40 @@ def test_out_of_memory_halves_the_batch(open_tiny: Open, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(model, "generate", small_memory)
     assert {c.id: c.token_ids for c in engine.generate(requests)} == expected
-    assert engine.stats.out_of_memory_splits == 3
+    assert engine.stats.out_of_memory_splits == 2
     batches = engine.stats.batches
     assert {c.id: c.token_ids for c in engine.generate(requests)} == expected
-    assert engine.stats.out_of_memory_splits == 3, "the smaller bound is remembered"
+    assert engine.stats.out_of_memory_splits == 2, "the smaller bound is remembered"
     assert engine.stats.batches > batches + 1
+
+
+def test_a_batch_that_outgrows_its_limits_goes_on_in_smaller_ones(
+    open_tiny: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [
+        request(str(i), PROMPTS[i], max_tokens=60 - 10 * i, ignore_eos=True, temperature=i % 2, seed=i)
+        for i in range(3)
+    ]
+    whole = {c.id: c.token_ids for c in open_tiny().generate(requests)}
+    monkeypatch.setattr(batching, "_PLANNED_OUTPUT_TOKENS", 8)
+    engine = open_tiny(max_batch_tokens=3 * 220)
+    assert {c.id: c.token_ids for c in engine.generate(requests)} == whole
+    assert engine.stats.batches_cut == 1
+    assert engine.stats.batches == 3
+
+
+def test_rows_that_may_fill_the_context_share_a_batch(open_tiny: Open) -> None:
+    engine = open_tiny(context_tokens=64)
+    requests = [request(str(i), [i + 1] * (10 + i), max_tokens=54 - i, ignore_eos=True) for i in range(4)]
+    completions = {c.id: c for c in engine.generate(requests)}
+    for r in requests:
+        assert completions[r.id].token_ids == generate_alone(engine, r.prompt_ids, 54 - int(r.id), eos=False)
+    assert engine.stats.decode_steps < 64
 
 
 def test_a_lost_device_is_raised_by_step(open_tiny: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = open_tiny()
-    model = engine._loaded.model  # type: ignore[attr-defined]
+    model = engine._loaded.model
     monkeypatch.setattr(model, "generate", fail_with(torch.AcceleratorError("an illegal memory access")))
     engine.add([request("a", [1, 2])])
     for _ in range(2):
@@ -254,9 +279,10 @@ def test_logits_that_are_no_numbers_are_an_error_of_the_row(
     open_tiny: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = open_tiny()
-    model = engine._loaded.model  # type: ignore[attr-defined]
-    with torch.no_grad():
-        model.get_input_embeddings().weight[9] = float("nan")
+    model = engine._loaded.model
+    weight = model.get_input_embeddings().weight
+    monkeypatch.setattr(weight, "data", weight.data.clone())
+    weight.data[9] = float("nan")
     done = {
         c.id: c
         for c in engine.generate(
@@ -286,7 +312,7 @@ def test_closing_ends_a_running_batch(open_tiny: Open) -> None:
     started = time.monotonic()
     engine.close()
     assert time.monotonic() - started < 5
-    assert not engine._thread.is_alive()  # type: ignore[attr-defined]
+    assert not engine._thread.is_alive()
 
 
 def fail_with(error: Exception) -> Callable[..., object]:
@@ -296,7 +322,7 @@ def fail_with(error: Exception) -> Callable[..., object]:
     return fail
 
 
-def wait_for(engine: Engine, count: int) -> list:  # type: ignore[type-arg]
+def wait_for(engine: FallbackEngine, count: int) -> list[Completion]:
     completions = []
     deadline = time.monotonic() + 30
     while len(completions) < count and time.monotonic() < deadline:
@@ -304,7 +330,7 @@ def wait_for(engine: Engine, count: int) -> list:  # type: ignore[type-arg]
     return completions
 
 
-def wait_idle(engine: Engine) -> None:
+def wait_idle(engine: FallbackEngine) -> None:
     deadline = time.monotonic() + 30
-    while engine._busy and time.monotonic() < deadline:  # type: ignore[attr-defined]
+    while engine._busy and time.monotonic() < deadline:
         engine.step()
