@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from jobs import client, commands, errors
+from jobs import client, commands, errors, settings
 
 PLUGINS = "longhaul.commands"
 # What --help says of a plugin, so that listing the commands imports none of them.
@@ -142,6 +142,25 @@ def up(models: tuple[str, ...], port: int, directory: Path, workers: int) -> Non
         with contextlib.suppress(KeyboardInterrupt):
             running.wait(lambda line: click.echo(line, err=True))
         click.echo("Stopping ...", err=True)
+
+
+@main.command("recover")
+def recover_jobs() -> None:
+    """Bring unfinished jobs back into a Redis that lost them; print their ids.
+
+    Workers and the API do this by themselves when Redis has restarted; this does it at once. It reads the
+    store and Redis directly, so it needs the LONGHAUL_ variables of a server, not of a client. Running it twice,
+    or beside a running system, changes nothing.
+
+    \b
+    set -a; . .longhaul/environment; set +a     # those of 'longhaul up'
+    longhaul recover
+    """
+    from jobs import ledger, recover, store
+
+    configured = settings.Settings.load()
+    for job_id in recover.recover(ledger.Ledger.connect(configured), store.open_store(configured)):
+        click.echo(job_id)
 
 
 def _model(text: str) -> tuple[str, dict[str, str]]:

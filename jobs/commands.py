@@ -8,7 +8,7 @@ from typing import Any
 import click
 import orjson
 
-from jobs import client, download, progress, schema, submission
+from jobs import client, creation, download, progress, schema, submission
 
 _WATCH_PATIENCE_SECONDS = 60.0
 
@@ -62,7 +62,7 @@ def talks_to_server(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("file")
 @click.option(
     "--endpoint",
-    type=click.Choice(schema.ENDPOINTS),
+    type=click.Choice(creation.SERVED_ENDPOINTS),
     help="What every line asks for.  [default: the url of the first line]",
 )
 @click.option("--window", default="24h", show_default=True, help="Time the job may take: 30m, 24h, 7d.")
