@@ -149,8 +149,8 @@ def recover_jobs() -> None:
     """Bring unfinished jobs back into a Redis that lost them; print their ids.
 
     Workers and the API do this by themselves when Redis has restarted; this does it at once. It reads the
-    store and Redis directly, so it needs the LONGHAUL_ variables of a server, not of a client. Running it twice,
-    or beside a running system, changes nothing.
+    store and Redis directly, so it needs the LONGHAUL_ variables of a server, not of a client. Running it
+    twice, or beside a running system, changes nothing.
 
     \b
     set -a; . .longhaul/environment; set +a     # those of 'longhaul up'
