@@ -22,6 +22,8 @@ CONTROL = "control"
 PLAN, FEED, FINALIZE, WAKE = "longhaul.plan", "longhaul.feed", "longhaul.finalize", "longhaul.wake"
 UNIT_TASKS = {"plan": PLAN, "feed": FEED, "finalize": FINALIZE}
 
+_PING_SECONDS = 2
+
 log = logging.getLogger(__name__)
 
 
@@ -69,16 +71,23 @@ def options(settings: Settings, socket_seconds: float) -> dict[str, Any]:
     }
 
 
-def check(settings: Settings, seconds: float = 3) -> None:
-    """Raise RedisUnreachable when the broker does not answer a ping in `seconds`."""
-    try:
-        with redis.Redis.from_url(
-            settings.redis_url, socket_connect_timeout=seconds, socket_timeout=seconds
-        ) as client:
-            client.ping()
-    except (redis.RedisError, OSError, ValueError) as error:
-        url = without_password(settings.redis_url)
-        raise errors.RedisUnreachable(url=url, reason=str(error) or type(error).__name__) from None
+def check(settings: Settings, patience_seconds: float = 4) -> None:
+    """Raise RedisUnreachable when Redis does not answer within `patience_seconds`: it may be starting too."""
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            with redis.Redis.from_url(
+                settings.redis_url, socket_connect_timeout=_PING_SECONDS, socket_timeout=_PING_SECONDS
+            ) as client:
+                client.ping()
+                return
+        except (redis.RedisError, OSError, ValueError) as error:
+            passing = isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
+            refused = isinstance(error, redis.AuthenticationError)
+            if refused or not passing or time.monotonic() > deadline:
+                url = without_password(settings.redis_url)
+                raise errors.RedisUnreachable(url=url, reason=str(error) or type(error).__name__) from None
+        time.sleep(0.2)
 
 
 def without_password(url: str) -> str:

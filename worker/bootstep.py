@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import Any
 
-from celery import bootsteps, platforms, signals
+from celery import apps, bootsteps, platforms, signals
 from celery.worker import state
 from kombu.utils import imports
 
@@ -46,9 +46,11 @@ class ServiceStep(bootsteps.StartStopStep):
         signals.worker_shutdown.connect(self._on_shutdown)
 
     def start(self, worker: Any) -> None:
-        """Start the service; make SIGQUIT a SIGTERM, as threads cannot be shut down cold."""
+        """Start the service. Every signal drains: threads cannot be shut down cold."""
         if _in_main_thread():
-            signal.signal(signal.SIGQUIT, signal.getsignal(signal.SIGTERM))
+            apps.worker.install_worker_term_handler(worker, verbose=False)
+            for number in _STOPPING:
+                signal.signal(number, signal.getsignal(signal.SIGTERM))
         self._supervisor.start()
 
     def close(self, worker: Any) -> None:

@@ -1,10 +1,12 @@
 """The Celery application. `celery -A worker worker` needs no flags: all of it is configured here."""
 
 import logging
+import os
 import sys
 from typing import Any
 
 from celery import Celery, signals
+from celery.utils import nodenames
 
 from jobs import errors, log, queue
 from jobs.settings import Settings
@@ -56,6 +58,9 @@ def _log_as_json(loglevel: int, logfile: str | None = None, **_: Any) -> None:
 def _start(instance: Any, options: dict[str, Any], **_: Any) -> None:
     """Check what the settings name before Celery tries it for ever; end with one line otherwise."""
     instance.quiet = True  # no banner: every line is an event
+    if instance.hostname == nodenames.default_nodename(None):
+        # Several workers of one machine must not answer remote control under one name.
+        instance.hostname = instance.hostname.replace("@", f"-{os.getpid()}@", 1)
     log.setup(startup.level(options.get("loglevel")), options.get("logfile"))
     try:
         instance.app.conf.task_queues = startup.check(instance.app.settings)

@@ -47,22 +47,39 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = 20) -> 
 class Worker:
     """A running worker with its log and the calls its fake service saw."""
 
-    def __init__(self, redis_url: str, directory: Path, **changes: str) -> None:
+    def __init__(self, redis_url: str, directory: Path, app: str = FAKE, **changes: str) -> None:
         self.environment = environment(redis_url, directory, **changes)
         self.settings = settings.Settings(
             redis_url=redis_url, models={k: settings.ModelSettings(**v) for k, v in MODELS.items()}
         )
         self._events = directory / "events"
-        self._log = directory / "worker.log"
-        self._name = f"celery@{socket.gethostname()}"
+        self._log = directory / f"worker-{time.monotonic_ns()}.log"
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                celery("worker"), env=self.environment, stdout=log, stderr=log, start_new_session=True
+                celery("worker", app=app),
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
+
+    @property
+    def name(self) -> str:
+        """The name it has for remote control."""
+        return f"celery-{self.process.pid}@{socket.gethostname()}"
 
     @property
     def log(self) -> str:
         return self._log.read_text()
+
+    @property
+    def plain_lines(self) -> list[str]:
+        """What the worker printed that is not an event."""
+        return [line for line in self.log.splitlines() if not line.startswith("{")]
+
+    @property
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     @property
     def events(self) -> list[str]:
@@ -78,7 +95,7 @@ class Worker:
     def inspect(self, command: str) -> Any:
         """Return what this worker answers to `celery inspect COMMAND`."""
         done = subprocess.run(
-            celery("inspect", command, "--json", "--timeout", "5", "--destination", self._name),
+            celery("inspect", command, "--json", "--timeout", "5", "--destination", self.name),
             env=self.environment,
             capture_output=True,
             text=True,

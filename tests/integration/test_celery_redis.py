@@ -48,10 +48,16 @@ def _deliver(worker: celery_worker.Worker) -> None:
 def test_goes_on_consuming_after_redis_restarts(
     worker: celery_worker.Worker, server: embedded.RedisServer
 ) -> None:
-    for down_seconds in (0.0, 2.0):
+    opened = []
+    for down_seconds in (0.0, 2.0, 0.5):
         _restart(server, down_seconds)
         time.sleep(1.5)  # a message sent into the cut may be lost: wakes are disposable
         _deliver(worker)
+        opened.append(worker.descriptors)
+    assert opened[-1] <= opened[0], "a reconnect leaks no descriptor"
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+    _deliver(worker)
     assert worker.inspect("engine")["state"] == "serving"
     worker.signal()
     assert worker.exit_code(5) == 0, worker.log
@@ -72,6 +78,16 @@ def test_stops_while_redis_hangs(worker: celery_worker.Worker, server: embedded.
         assert worker.exit_code(15) == 0, worker.log
     finally:
         server.server.process.send_signal(signal.SIGCONT)
+
+
+def test_goes_on_consuming_after_redis_hangs(
+    worker: celery_worker.Worker, server: embedded.RedisServer
+) -> None:
+    server.server.process.send_signal(signal.SIGSTOP)
+    time.sleep(8)  # longer than the socket timeout
+    server.server.process.send_signal(signal.SIGCONT)
+    time.sleep(1.5)
+    _deliver(worker)
 
 
 def test_busy_threads_are_refilled_at_once(worker: celery_worker.Worker) -> None:

@@ -55,6 +55,11 @@ def test_answers_ping_and_inspect_engine_while_the_engine_runs(start: Start) -> 
     assert worker.inspect("ping") == {"ok": "pong"}
 
 
+def test_two_workers_of_one_machine_answer_by_names_of_their_own(start: Start) -> None:
+    for worker in [start().wait_ready(), start().wait_ready()]:
+        assert worker.inspect("ping") == {"ok": "pong"}
+
+
 def test_answers_and_stops_while_the_model_loads(start: Start) -> None:
     worker = start(FAKE_LOAD="60").wait_ready()
     assert worker.inspect("engine") == {"state": "loading", "steps": 0}
@@ -69,6 +74,7 @@ def test_sigterm_drains_and_ends_with_success(start: Start, drain: str) -> None:
     worker.signal()
     assert worker.exit_code(float(drain) + 4) == 0, worker.log
     assert worker.events[-2:] == ["begin_stop", "drained"]
+    assert worker.plain_lines == []
     assert "Traceback" not in worker.log
 
 
@@ -83,10 +89,11 @@ def test_more_signals_while_draining_change_nothing(start: Start) -> None:
     assert worker.events[-2:] == ["begin_stop", "drained"]
 
 
-def test_sigquit_drains_as_sigterm_does(start: Start) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+def test_ctrl_c_and_sigquit_drain_as_sigterm_does(start: Start, number: int) -> None:
     worker = start(FAKE_DRAIN="1").wait_ready()
     worker.wait_event("started")
-    worker.signal(signal.SIGQUIT)
+    worker.signal(number)
     assert worker.exit_code(5) == 0, worker.log
     assert worker.events[-1] == "drained"
 
@@ -111,11 +118,18 @@ def test_ends_when_the_drain_limit_is_over(start: Start) -> None:
 def test_a_model_that_cannot_load_ends_the_worker_with_one_line(start: Start) -> None:
     worker = start(FAKE_FAILS="no such file", FAKE_LOAD="1")
     assert worker.exit_code(20) == 1
-    assert (
+    assert worker.plain_lines == [
         "longhaul: Model 'm' cannot be loaded from 'nowhere': no such file. Check LONGHAUL_MODELS."
-        in worker.log
-    )
+    ]
     assert "Traceback" not in worker.log
+
+
+def test_the_real_service_starts_answers_and_stops(start: Start) -> None:
+    worker = start(app="worker", LONGHAUL_MODEL="none").wait_ready()
+    assert worker.inspect("engine")["state"] == "serving"
+    worker.signal()
+    assert worker.exit_code(8) == 0, worker.log
+    assert worker.plain_lines == []
 
 
 def _refusal(directory: Path, redis_url: str, **changes: str) -> str:
