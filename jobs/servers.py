@@ -50,6 +50,7 @@ class Server:
         self.name = name
         self.log = log
         self.stop_seconds = stop_seconds
+        self.started = time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
         shim = [sys.executable, "-I", "-S", "-c", _SHIM, str(os.getpid())]
         with log.open("ab") as output:

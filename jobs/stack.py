@@ -80,7 +80,11 @@ class Stack:
 
     def __enter__(self) -> "Stack":
         self._previous_handlers = _interrupt_on(signal.SIGTERM, signal.SIGHUP)
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self._restore_handlers()
+            raise
         return self
 
     def __exit__(
@@ -89,8 +93,11 @@ class Stack:
         try:
             self.stop()
         finally:
-            for number, handler in self._previous_handlers.items():
-                signal.signal(number, handler)
+            self._restore_handlers()
+
+    def _restore_handlers(self) -> None:
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
 
     def start(self) -> None:
         """Start everything in order and wait until each part answers; stop it all again when one does not."""
@@ -178,9 +185,10 @@ class Stack:
             status = worker.process.returncode
             now = time.monotonic()
             self._deaths = [death for death in self._deaths if now - death < 60] + [now]
-            # A poisonous request kills a few workers before it is given up; a broken worker never stops.
-            if len(self._deaths) > 5 or (status > 0 and len(self._deaths) > 2):
-                raise worker.failed(f"ended with exit status {status}, again")
+            # One that ends itself early cannot run at all (no such model, say). One that was killed may have
+            # met a poisonous request, and such a request is given up after a few deaths.
+            if (status > 0 and now - worker.started < 30) or len(self._deaths) > 5:
+                raise worker.failed(f"ended with exit status {status}")
             self._started.remove(worker)
             self.workers[index] = self._spawn_worker(index + 1)
             lines.append(f"{worker.name} ended with exit status {status}; started another.")
