@@ -112,7 +112,7 @@ class Ledger:
 
     def create(self, record: JobRecord) -> bool:
         """Enter a job in `validating` with its plan unit; False when it is there already."""
-        return self._create(record, "") > 0
+        return self._create(record, uuid.uuid4().hex, lease_ms=0) > 0
 
     def recover(self, record: JobRecord) -> Unit | None:
         """Enter a job that Redis lost, its plan unit leased to the caller; None when it is there.
@@ -121,7 +121,7 @@ class Ledger:
         then the job neither expires nor finalizes. A unit lost meanwhile (cancelled) is no reason to stop.
         """
         token = uuid.uuid4().hex
-        epoch = self._create(record, token)
+        epoch = self._create(record, token, self._lease_ms)
         return Unit("plan", record.id, token, epoch) if epoch else None
 
     def job(self, job_id: str) -> Job | None:
@@ -349,12 +349,12 @@ class Ledger:
         }
         return {"object": "queue", "control": depth.control, "bytes": depth.fed_bytes, "models": models}
 
-    def _create(self, record: JobRecord, token: str) -> int:
+    def _create(self, record: JobRecord, token: str, lease_ms: int) -> int:
         priority = max(-_PRIORITY_SPAN, min(_PRIORITY_SPAN, record.priority))
         # One number orders units: a step of priority outweighs every deadline.
         rank = int(record.expires_at * 1000) - priority * 10**13
         times = (record.created_at, record.expires_at)
-        args = (record.id, record.tenant, record.priority, *times, rank, token, self._lease_ms)
+        args = (record.id, record.tenant, record.priority, *times, rank, token, lease_ms)
         return int(self._scripts.run("create", self._keys.of(job=record.id), *args))
 
     def _for_owned(

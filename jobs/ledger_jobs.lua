@@ -1,20 +1,20 @@
 -- Scripts on jobs and their units. The key layout and the prelude are in ledger.lua.
 
 --@ create
--- id, tenant, priority, created_at, expires_at (s), rank, token of a recovery or '', lease ms. Returns an
--- epoch or 0.
--- Twice: the job is there; a recovery knows its own token and gets its epoch again.
+-- id, tenant, priority, created_at, expires_at (s), rank, token, lease ms of a recovery or 0. Returns an epoch;
+-- 0: somebody else created it. Twice: `creator` has the token.
 if call('EXISTS', key.job) == 1 then
-  if ARGV[7] ~= '' and field('recovering') == ARGV[7] then return number('recovery_epoch') end
+  if field('creator') == ARGV[7] then return number('created_epoch') end
   return 0
 end
+local epoch = next_epoch()
 call('HSET', key.job, 'id', id, 'state', 'validating', 'tenant', ARGV[2], 'priority', ARGV[3],
-  'created_at', ARGV[4], 'stamped', ARGV[4], 'expires_at', ARGV[5], 'rank', ARGV[6])
+  'created_at', ARGV[4], 'stamped', ARGV[4], 'expires_at', ARGV[5], 'rank', ARGV[6],
+  'creator', ARGV[7], 'created_epoch', epoch)
 call('ZADD', key.deadlines, ARGV[5] * 1000, id)
 open_unit('plan')
-local epoch = next_epoch()
-if ARGV[7] ~= '' then
-  call('HSET', key.job, 'recovering', ARGV[7], 'recovery_epoch', epoch)
+if tonumber(ARGV[8]) > 0 then
+  call('HSET', key.job, 'recovering', ARGV[7])
   call('ZREM', key.ready_plan, 'plan:' .. id)
   call('ZADD', key.later, now + ARGV[8], 'plan:' .. id)
   call('HSET', key.unit_owners, 'plan:' .. id, ARGV[7])
@@ -33,9 +33,11 @@ return 'cancelling'
 
 --@ expire
 -- id, fingerprint. A job whose work is over (finalizing, cancelling) ends as what it is.
-if not open[field('state')] then
+-- Twice: the job is expiring already, which is the same answer.
+local state = field('state')
+if not open[state] then
   call('ZREM', key.deadlines, id)
-  return 0
+  return (state == 'finalizing' and field('outcome') == 'expired') and 1 or 0
 end
 if number('expires_at') * 1000 > now or held() then return 0 end
 local other = other_model(ARGV[2])
@@ -102,7 +104,7 @@ if field('recovering') == ARGV[3] then
   call('HDEL', key.job, 'recovering')
   hasten('finalize')  -- cancelled meanwhile: it waited for us
 end
-if not owns(ARGV[2], ARGV[3]) then return 0 end
+if not owns(ARGV[2], ARGV[3]) then return 1 end
 local unit = ARGV[2] .. ':' .. id
 call('HDEL', key.unit_owners, unit)
 call('HDEL', key.unit_attempts, unit)
@@ -136,12 +138,12 @@ for place = 4, #ARGV do
     added = added + 1
   end
 end
-if added == 0 then return 0 end
+if added == 0 then return 1 end
 call('HINCRBY', key.job, 'planned_requests', ARGV[3])
 if field('state') == 'validating' then move('in_progress') end
 open_unit('feed')
 hasten('feed')
-return added
+return 1
 
 --@ end_plan
 -- id, token. Twice: `ended` has the token.
