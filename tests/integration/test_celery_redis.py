@@ -90,6 +90,16 @@ def test_goes_on_consuming_after_redis_hangs(
     _deliver(worker)
 
 
+def test_outlives_a_full_redis(worker: celery_worker.Worker, server: embedded.RedisServer) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", "1mb")
+        client.client_kill_filter(_type="normal")
+        celery_worker.wait_until(lambda: "maxmemory" in worker.log, "noticed")
+        client.config_set("maxmemory", "0")
+    time.sleep(1.5)
+    _deliver(worker)
+
+
 def test_busy_threads_are_refilled_at_once(worker: celery_worker.Worker) -> None:
     producer = queue.Producer(worker.settings)
     fingerprint = worker.settings.fingerprints["m/x.y"]
