@@ -149,7 +149,7 @@ def watch(
     with shown:
         while True:
             batch, now = client.batch(job_id), clock()
-            pace.add(now, batch.done, batch.usage.total_tokens)
+            pace.add(now, batch.done, batch.usage.output_tokens)
             shown.show(batch, pace, now)
             if batch.ended:
                 return batch
@@ -163,7 +163,7 @@ def facts(batch: Batch, pace: Pace) -> str:
     if counts.failed:
         parts.append(f"{counts.failed} failed")
     if pace.tokens_per_second:
-        parts.append(f"{pace.tokens_per_second:,.0f} tokens/s")
+        parts.append(f"{pace.tokens_per_second:,.0f} output tokens/s")
     left = pace.eta_seconds(counts.total - batch.done)
     if left is not None and batch.status == "in_progress" and batch.done < counts.total:
         parts.append(f"eta {span(left)}")

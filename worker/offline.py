@@ -222,7 +222,7 @@ class _Shown:
         for row in rows:
             self._completed += not row.failed
             self._failed += row.failed
-            self._tokens += row.usage[0] + row.usage[2]
+            self._tokens += row.usage[2]
         now = time.monotonic()
         self._pace.add(now, self._completed + self._failed, self._tokens)
         self._view.show(self._batch(), self._pace, now)

@@ -38,7 +38,7 @@ def test_facts_tell_counts_pace_and_time_left() -> None:
     pace.add(0, 0, 0)
     pace.add(10, 5, 12_340)
     job = seen(request_counts=counts(4, 1))
-    assert progress.facts(job, pace) == "5/10  1 failed  1,234 tokens/s  eta 10s"
+    assert progress.facts(job, pace) == "5/10  1 failed  1,234 output tokens/s  eta 10s"
 
 
 @pytest.mark.parametrize(
