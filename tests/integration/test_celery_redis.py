@@ -92,10 +92,10 @@ def test_goes_on_consuming_after_redis_hangs(
 
 def test_outlives_a_full_redis(worker: celery_worker.Worker, server: embedded.RedisServer) -> None:
     with redis.Redis.from_url(server.url) as client:
-        client.config_set("maxmemory", "1mb")
+        client.config_set("maxmemory", 1)
         client.client_kill_filter(_type="normal")
         celery_worker.wait_until(lambda: "maxmemory" in worker.log, "noticed")
-        client.config_set("maxmemory", "0")
+        client.config_set("maxmemory", 0)
     time.sleep(1.5)
     _deliver(worker)
 
