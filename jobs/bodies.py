@@ -4,8 +4,12 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from jobs import errors
+from jobs import errors, values
 
+LEAST_TEMPERATURE = 1e-6
+"""Far below it, logits over temperature leave the range of floats; draws are the greedy ones by then."""
+MOST_TOP_K = 2**31 - 1
+"""More than any vocabulary has."""
 LATER = "is not supported by this version of Longhaul"
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -29,7 +33,7 @@ RESERVED = frozenset(
     (
         *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
         *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors"),
-        *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+        *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens"),
     )
 )
 """Arguments of transformers' apply_chat_template that are not the template's variables."""
@@ -67,7 +71,8 @@ class Message(BaseModel):
     def plain(self) -> dict[str, Any]:
         """Return the message as templates take it: content as one string, developer as system."""
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": self.content, **(self.model_extra or {})}
+        extra = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        return {"role": role, "content": self.content, **extra}
 
 
 class Body(BaseModel):
@@ -99,11 +104,12 @@ class Body(BaseModel):
 
     def params(self) -> dict[str, Any]:
         """Return the parameters that change the output, in one form for one meaning."""
-        params: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        params: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": 0.0}
         if self.temperature > 0:
             params |= {
+                "temperature": max(self.temperature, LEAST_TEMPERATURE),
                 "top_p": self.top_p,
-                "top_k": max(self.top_k, 0),
+                "top_k": min(max(self.top_k, 0), MOST_TOP_K),
                 "min_p": self.min_p,
                 "seed": self.seed,
             }
@@ -111,6 +117,8 @@ class Body(BaseModel):
 
 
 class ChatBody(Body):
+    """The body of a chat completion."""
+
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, gt=0)
     chat_template_kwargs: dict[str, Any] = {}
@@ -131,6 +139,8 @@ class ChatBody(Body):
 
 
 class CompletionBody(Body):
+    """The body of a text completion, with OpenAI's default of 16 tokens."""
+
     prompt: str | list[int]
     max_tokens: int | None = Field(16, gt=0)
 
@@ -156,7 +166,7 @@ def read(endpoint: str, body: dict[str, Any]) -> Body:
             continue
         value = present.pop(name)
         if not any(_same(value, fine) for fine in neutral):
-            raise errors.ParameterRefused(f"{name}={_short(value)} {LATER}.", param=name)
+            raise errors.ParameterRefused(f"{name}={values.short(value)} {LATER}.", param=name)
     try:
         return BODIES[endpoint].model_validate(present)
     except ValidationError as error:
@@ -170,16 +180,18 @@ def _same(value: Any, fine: Any) -> bool:
 
 def _refused(error: ValidationError) -> errors.ParameterRefused:
     first = error.errors(include_url=False)[0]
+    if first["type"] == "extra_forbidden":
+        name = values.short(first["loc"][0]).strip('"')
+        return _refusal(f"Unknown parameter: {name!r}.", name, "unknown_parameter")
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
     param = path.removeprefix(".").split(".str")[0].split(".list[")[0]
-    if first["type"] == "extra_forbidden":
-        return errors.ParameterRefused(f"Unknown parameter: {param!r}.", param=param)
     if first["type"] == "missing":
-        return errors.ParameterRefused(f"Missing required parameter: {param!r}.", param=param)
+        return _refusal(f"Missing required parameter: {param!r}.", param, "missing_required_parameter")
     reason = first["msg"].removeprefix("Value error, ")
-    return errors.ParameterRefused(f"{param}={_short(first['input'])}: {reason}.", param=param)
+    return errors.ParameterRefused(f"{param}={values.short(first['input'])}: {reason}.", param=param)
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def _refusal(message: str, param: str, code: str) -> errors.ParameterRefused:
+    error = errors.ParameterRefused(message, param=param)
+    error.code = code
+    return error

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from jobs import lines, schema
+from jobs import lines, schema, values
 from jobs.records import JobRecord
 
 MAX_CUSTOM_ID = 512
@@ -34,11 +34,11 @@ def check(line: lines.Line, record: JobRecord, max_line_bytes: int) -> InputLine
         message = f"The line is longer than {max_line_bytes} bytes (LONGHAUL_MAX_LINE_BYTES)."
         raise LineRefused(line.number, "invalid_json_line", message)
     try:
-        value, surrogate = lines.parse(line.data)
+        value, fault = lines.parse(line.data)
     except ValueError as error:
         raise LineRefused(line.number, "invalid_json_line", f"This line is not JSON: {error}.") from None
     if not isinstance(value, dict):
-        message = f"The line must be a JSON object, not {kind(value)}."
+        message = f"The line must be a JSON object, not {values.kind(value)}."
         raise LineRefused(line.number, "invalid_json_line", message)
     custom_id = _custom_id(line.number, value)
     _method_and_url(line.number, value, record.endpoint)
@@ -52,26 +52,27 @@ def check(line: lines.Line, record: JobRecord, max_line_bytes: int) -> InputLine
     model = body.get("model")
     if not isinstance(model, str) or not model:
         _refuse_missing(line.number, "body.model", "a model name", model)
-    refusal = (
-        "The body holds half a surrogate pair (\\ud800..\\udfff), which is no text." if surrogate else None
-    )
+    refusal = f"The request cannot be run. {fault}" if fault else None
     return InputLine(line.number, custom_id, model, body, refusal)
-
-
-def kind(value: Any) -> str:
-    """Name a JSON value's type in the words of JSON."""
-    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null", dict: "an object"}
-    return names.get(type(value), "a number")
 
 
 def _custom_id(number: int, value: dict[str, Any]) -> str:
     custom_id = value.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
         _refuse_missing(number, "custom_id", f"a string of 1..{MAX_CUSTOM_ID} characters", custom_id)
-    if len(custom_id) > MAX_CUSTOM_ID or lines.has_surrogate(custom_id):
-        message = f"custom_id must be text of at most {MAX_CUSTOM_ID} characters; it has {len(custom_id)}."
+    if len(custom_id) > MAX_CUSTOM_ID or not _is_text(custom_id):
+        found = len(custom_id) if len(custom_id) > MAX_CUSTOM_ID else "half a surrogate pair"
+        message = f"custom_id must be text of at most {MAX_CUSTOM_ID} characters; it has {found}."
         raise LineRefused(number, "invalid_custom_id", message, "custom_id")
     return custom_id
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _method_and_url(number: int, value: dict[str, Any], endpoint: str) -> None:
@@ -79,16 +80,18 @@ def _method_and_url(number: int, value: dict[str, Any], endpoint: str) -> None:
     if method is None:
         _refuse_missing(number, "method", "'POST'", method)
     if method != "POST":
-        raise LineRefused(number, "invalid_method", f"method must be 'POST', not {method!r}.", "method")
+        raise LineRefused(
+            number, "invalid_method", f"method must be 'POST', not {values.short(method)}.", "method"
+        )
     if url is None:
         _refuse_missing(number, "url", f"{endpoint!r}", url)
     if url != endpoint:
-        message = f"The batch is for {endpoint!r}, but this line's url is {url!r}."
+        message = f"The batch is for {endpoint!r}, but this line's url is {values.short(url)}."
         raise LineRefused(number, "invalid_url", message, "url")
 
 
 def _refuse_missing(number: int, param: str, wanted: str, found: Any) -> NoReturn:
-    message = f"{param} must be {wanted}; it is {'missing or null' if found is None else kind(found)}."
+    message = f"{param} must be {wanted}; it is {'missing or null' if found is None else values.kind(found)}."
     if found == "":
         message = f"{param} must be {wanted}; it is empty."
     raise LineRefused(number, "missing_required_parameter", message, param)

@@ -68,25 +68,34 @@ class Merge:
         )
 
     def _never_ran(self, scratch: Scratch) -> list[PartEntry]:
-        """Give each request without a result its line, in a part of their own, for readers of /results."""
+        """Give each request without a result its line, in parts of their own, for readers of /results."""
         code, message = NEVER_RAN[self.state]
+        written = []
         part = results.Part(self.record.id)
         for row, custom_id in enumerate(self._custom_ids()):
             self.counts["total"] = max(self.counts["total"], row + 1)
             if custom_id and not scratch.db.execute("SELECT 1 FROM rows WHERE row = ?", (row,)).fetchone():
                 line = results.never(self.record.id, row, custom_id, code, message)
                 part.add([ResultRow(row, False, line, None)])
-        if not part.rows:
-            return []
+            if part.bytes >= self.settings.flush_bytes:
+                written.append(self._keep(part, scratch))
+                part = results.Part(self.record.id)
+        if part.rows:
+            written.append(self._keep(part, scratch))
+        return written
+
+    def _keep(self, part: results.Part, scratch: Scratch) -> PartEntry:
         part.write(self.store)
         _load(scratch, part.rows)
-        return [PartEntry(part.name)]
+        return PartEntry(part.name)
 
     def _custom_ids(self) -> Iterator[str | None]:
         """Yield the custom_id of each row; None where the line (never validated) has none, or repeats one."""
         with (
             self.store.open(self.record.input_key) as stream,
-            Scratch(self.settings.scratch_dir, "CREATE TABLE ids (id BLOB PRIMARY KEY)") as seen,
+            Scratch(
+                self.settings.scratch_dir, "CREATE TABLE ids (id BLOB PRIMARY KEY) WITHOUT ROWID"
+            ) as seen,
         ):
             for line in lines.read(stream, self.settings.max_line_bytes):
                 try:
@@ -137,6 +146,7 @@ class _Files:
 
 
 def manifest_key(job_id: str) -> str:
+    """Return where the manifest of a job lies."""
     return f"jobs/{job_id}/manifest.json"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from jobs import bodies, checks, errors, lines, results, schema
+from jobs import bodies, checks, errors, lines, results, schema, values
 from jobs.records import JobRecord, PlannedRequest, ResultRow
 from jobs.scratch import Scratch
 from jobs.settings import Settings
@@ -19,14 +19,24 @@ from jobs.window import Prepared, Window, prepare
 
 MAX_ERRORS = 1000
 BATCH = 256
+BATCH_BYTES = 8_000_000
+"""Requests tokenized together, and the bytes of their lines: no more of the input is in memory."""
 
 
 class Sink(Protocol):
     """Where a plan goes, step by step."""
 
-    def begin(self, total: int, model: str) -> None: ...
-    def refuse(self, rows: list[ResultRow]) -> None: ...
-    def release(self, shards: list[str], planned: int) -> None: ...
+    def begin(self, total: int, model: str) -> None:
+        """Hear that the input is well-formed: how many requests it has, and for which model."""
+        ...
+
+    def refuse(self, rows: list[ResultRow]) -> None:
+        """Take the error rows of requests that will not run."""
+        ...
+
+    def release(self, shards: list[str], planned: int) -> None:
+        """Take the shards of a window, which hold `planned` requests (their followers not counted)."""
+        ...
 
 
 class InvalidInput(Exception):
@@ -69,7 +79,7 @@ class Planner:
         found: list[schema.LineError] = []
         model, total = None, 0
         with Scratch(
-            self.settings.scratch_dir, "CREATE TABLE ids (id BLOB PRIMARY KEY, line INTEGER)"
+            self.settings.scratch_dir, "CREATE TABLE ids (id BLOB PRIMARY KEY, line INTEGER) WITHOUT ROWID"
         ) as seen:
             for line in self._lines():
                 total += 1
@@ -101,26 +111,30 @@ class Planner:
     def _same_model(self, request: checks.InputLine, model: str) -> None:
         if request.model != model:
             message = (
-                f"This line asks for {request.model!r}, the lines before for {model!r}: one model a batch."
+                f"This line asks for {values.short(request.model)}, the lines before for "
+                f"{values.short(model)}: one model a batch."
             )
             raise checks.LineRefused(request.number, "mismatched_model", message, "body.model")
         if model not in self.settings.models:
             served = ", ".join(self.settings.models) or "none"
-            message = f"Model {model!r} is not served here. Served: {served}."
+            message = f"Model {values.short(model)} is not served here. Served: {served}."
             raise checks.LineRefused(request.number, "model_not_found", message, "body.model")
 
     def _batches(self, first: int) -> Iterator[list[tuple[int, checks.InputLine]]]:
         """Yield the window's requests from row `first` on, some at a time."""
         batch: list[tuple[int, checks.InputLine]] = []
+        size = 0
         end = first + self.settings.plan_window_requests
         for row, line in enumerate(self._lines()):
             if row >= end:
                 break
-            if row >= first:
-                batch.append((row, checks.check(line, self.record, self.settings.max_line_bytes)))
-            if len(batch) == BATCH:
+            if row < first:
+                continue
+            batch.append((row, checks.check(line, self.record, self.settings.max_line_bytes)))
+            size += len(line.data or b"")
+            if len(batch) == BATCH or size >= BATCH_BYTES:
                 yield batch
-                batch = []
+                batch, size = [], 0
         if batch:
             yield batch
 

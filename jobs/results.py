@@ -125,16 +125,19 @@ class Part:
         self._lines: list[bytes] = []
 
     def add(self, rows: Iterable[ResultRow]) -> None:
+        """Take rows, as the bytes they will be."""
         for row in rows:
             self.rows.append(row)
             self._lines.append(row.to_json())
             self.bytes += len(self._lines[-1]) + 1
 
     def write(self, store: ObjectStore) -> None:
+        """Put the part into the store; doing it again changes nothing."""
         store.put(part_key(self.job_id, self.name), b"".join(data + b"\n" for data in self._lines))
 
 
 def part_key(job_id: str, name: str) -> str:
+    """Return where a part lies."""
     return f"jobs/{job_id}/parts/{name}.jsonl"
 
 

@@ -12,16 +12,19 @@ class Summary:
 
     def __init__(self) -> None:
         self.usage = [0, 0, 0]
+        self._computed_usage = [0, 0, 0]
         self._latencies: dict[str, list[float]] = {name: [] for name in LATENCIES}
         self._spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._computed = self._deduplicated = self._retried = 0
 
     def add(self, metrics: dict[str, Any], usage: tuple[int, int, int]) -> None:
+        """Take the metrics and the usage of one finished request."""
         self.usage = [total + one for total, one in zip(self.usage, usage, strict=True)]
         if metrics["deduplicated_from"] is not None:
             self._deduplicated += 1
             return
         self._computed += 1
+        self._computed_usage = [total + one for total, one in zip(self._computed_usage, usage, strict=True)]
         self._retried += metrics["attempts"] > 0
         for name, values in self._latencies.items():
             if metrics[name] is not None:
@@ -29,8 +32,12 @@ class Summary:
         self._spans[metrics["worker"]].append((metrics["started_at"], metrics["finished_at"]))
 
     def build(self, counts: dict[str, int], created_at: float, cost_per_hour: float | None) -> dict[str, Any]:
-        """Return `summary.json`: ratios are null when nothing ran."""
+        """Return `summary.json`: ratios are null when nothing ran.
+
+        Tokens count every request; rates and the prefix hit ratio only those that were computed.
+        """
         prompt, cached, completion = self.usage
+        read, reused, made = self._computed_usage
         last = max((end for spans in self._spans.values() for _, end in spans), default=created_at)
         first = min((start for spans in self._spans.values() for start, _ in spans), default=created_at)
         worker_seconds = sum(_covered(spans) for spans in self._spans.values())
@@ -41,8 +48,8 @@ class Summary:
             "latency": {name: _percentiles(values) for name, values in self._latencies.items()},
             "seconds": last - created_at,
             "running_seconds": last - first,
-            "tokens_per_second": completion / (last - first) if last > first else None,
-            "prefix_hit_ratio": cached / prompt if prompt else None,
+            "tokens_per_second": made / (last - first) if last > first else None,
+            "prefix_hit_ratio": reused / read if read else None,
             "dedupe_ratio": self._deduplicated / ran if ran else None,
             "padding_ratio": None,
             "retried_requests": self._retried,

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +22,8 @@ class Tokenizer:
 
     def __init__(self, tokenizer: Any, context_tokens: int) -> None:
         self._tokenizer = tokenizer
+        # Fast tokenizers refuse to be used by two threads at once ("Already borrowed").
+        self._lock = threading.Lock()
         self._segments = _Segments(tokenizer) if _splits_at_special_tokens(tokenizer) else None
         self.context_tokens = context_tokens
         self.vocabulary = len(tokenizer)
@@ -33,8 +37,8 @@ class Tokenizer:
 
             tokenizer = AutoTokenizer.from_pretrained(location, **options)
             config = None if model.context_tokens else AutoConfig.from_pretrained(location, **options)
-        except (OSError, ValueError, ImportError, KeyError) as error:
-            reason = str(error).strip().split("\n")[0]
+        except Exception as error:  # a tokenizer file that is not one raises a bare Exception
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
             raise errors.ModelUnavailable(name=name, source=model.source, reason=reason) from None
         return cls(tokenizer, model.context_tokens or context_of(config, tokenizer))
 
@@ -58,7 +62,10 @@ class Tokenizer:
 
     def encode_chats(self, texts: list[str]) -> list[list[int]]:
         """Encode rendered chats: their special tokens are in the text already."""
-        return self._segments.encode(texts) if self._segments else self._encode(texts, special=False)
+        if self._segments is None:
+            return self._encode(texts, special=False)
+        with self._lock:
+            return self._segments.encode(texts)
 
     def encode_prompts(self, texts: list[str]) -> list[list[int]]:
         """Encode raw prompts, with the special tokens that the model puts around them."""
@@ -67,11 +74,15 @@ class Tokenizer:
     def _encode(self, texts: list[str], special: bool) -> list[list[int]]:
         if not texts:
             return []
-        ids: list[list[int]] = self._tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
+        with self._lock:
+            encoded = self._tokenizer(texts, add_special_tokens=special, verbose=False)
+        ids: list[list[int]] = encoded["input_ids"]
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        """Return the text of token ids, without special tokens."""
+        with self._lock:
+            text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
 
@@ -84,7 +95,9 @@ class _Segments:
 
     def __init__(self, tokenizer: Any) -> None:
         self._backend = tokenizer.backend_tokenizer
-        self._ids = {str(token): id for id, token in tokenizer.added_tokens_decoder.items()}
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._ids = {token.content: id for id, token in self._backend.get_added_tokens_decoder().items()}
         longest_first = sorted(self._ids, key=len, reverse=True)
         self._splitter = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
         self._known: OrderedDict[str, list[int]] = OrderedDict()
@@ -94,24 +107,28 @@ class _Segments:
         split = [[piece for piece in self._splitter.split(text) if piece] for text in texts]
         fresh = list({p for pieces in split for p in pieces if p not in self._ids and p not in self._known})
         encodings = self._backend.encode_batch_fast(fresh, add_special_tokens=False)
-        ids = {piece: encoding.ids for piece, encoding in zip(fresh, encodings, strict=True)}
+        new = {piece: encoding.ids for piece, encoding in zip(fresh, encodings, strict=True)}
         result = []
         for pieces in split:
             prompt: list[int] = []
             for piece in pieces:
-                special = self._ids.get(piece)
-                if special is not None:
-                    prompt.append(special)
-                else:
-                    prompt.extend(ids[piece] if piece in ids else self._known[piece])
+                prompt.extend(self._ids_of(piece, new))
             result.append(prompt)
-        self._remember(ids)
+        self._remember(new)
         return result
 
-    def _remember(self, ids: dict[str, list[int]]) -> None:
-        for piece, piece_ids in ids.items():
+    def _ids_of(self, piece: str, new: dict[str, list[int]]) -> Sequence[int]:
+        if piece in self._ids:
+            return (self._ids[piece],)
+        if piece in new:
+            return new[piece]
+        self._known.move_to_end(piece)
+        return self._known[piece]
+
+    def _remember(self, new: dict[str, list[int]]) -> None:
+        for piece, ids in new.items():
             if len(piece) >= _CACHED_SEGMENT_CHARACTERS:
-                self._known[piece] = piece_ids
+                self._known[piece] = ids
                 self._characters += len(piece)
         while self._characters > _CACHE_CHARACTERS:
             self._characters -= len(self._known.popitem(last=False)[0])
@@ -120,14 +137,24 @@ class _Segments:
 def _splits_at_special_tokens(tokenizer: Any) -> bool:
     """Tell whether encoding the pieces between added tokens one by one gives exactly the ids of the whole."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    added = tokenizer.added_tokens_decoder.values()
-    if backend is None or not added:
+    if backend is None or backend.encode_special_tokens:
         return False
-    if any(token.lstrip or token.rstrip or token.single_word or token.normalized for token in added):
+    added = list(backend.get_added_tokens_decoder().values())
+    if not added or any(t.lstrip or t.rstrip or t.single_word or t.normalized for t in added):
         return False
     # Metaspace may treat the first piece of a text in another way than the rest.
     pipeline = json.loads(backend.to_str())
-    return "Metaspace" not in json.dumps([pipeline["pre_tokenizer"], pipeline["normalizer"]])
+    if "Metaspace" in json.dumps([pipeline["pre_tokenizer"], pipeline["normalizer"]]):
+        return False
+    return _agrees(tokenizer, [token.content for token in added])
+
+
+def _agrees(tokenizer: Any, special: list[str]) -> bool:
+    """Try it, as a class of transformers may do more around its backend than can be read from it."""
+    pieces = ["", " Two  words", "\nline\n", "É9 ", "x"]
+    texts = ["".join(f"{piece}{token}" for piece in pieces) + "end" for token in special[:8]]
+    whole = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    return bool(_Segments(tokenizer).encode(texts) == whole)
 
 
 def locate(model: ModelSettings) -> tuple[str, dict[str, Any]]:

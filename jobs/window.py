@@ -6,20 +6,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from sys import byteorder
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import orjson
 
 from jobs import bodies, buckets, errors, ids
 from jobs.records import JobRecord, PlannedRequest
-from jobs.scratch import Scratch
+from jobs.scratch import Scratch, Sorter
 from jobs.tokens import Tokenizer
 
 _SCHEMA = """
-CREATE TABLE requests (row INTEGER PRIMARY KEY, custom_id TEXT, bucket INTEGER, tokens BLOB, params BLOB);
 CREATE TABLE leaders (key BLOB PRIMARY KEY, row INTEGER) WITHOUT ROWID;
 CREATE TABLE followers (leader INTEGER, row INTEGER, custom_id TEXT, PRIMARY KEY (leader, row)) WITHOUT ROWID
 """
+
+
+_SHARD_TOKENS = 1_000_000
+_ITEM_BYTES = 300
+"""What Python needs for an item to sort beside its tokens and parameters."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +41,10 @@ class Prepared:
         """Return the request with max_tokens settled; raises ContextLengthExceeded, ParameterRefused."""
         room, asked = context - prompt_tokens, self.params["max_tokens"]
         if not prompt_tokens:
-            raise errors.ParameterRefused("The prompt has no tokens.", param="prompt")
+            raise errors.ParameterRefused("The prompt has no tokens.", param=self._param)
         if room < (asked or 1):
             raise errors.ContextLengthExceeded(
-                param="messages" if self.rendered else "prompt",
+                param=self._param,
                 context=context,
                 prompt=prompt_tokens,
                 asked=asked or 1,
@@ -49,6 +54,10 @@ class Prepared:
             message = f"min_tokens={self.params['min_tokens']} is more than max_tokens={settled}."
             raise errors.ParameterRefused(message, param="min_tokens")
         return replace(self, params=self.params | {"max_tokens": settled})
+
+    @property
+    def _param(self) -> str:
+        return "messages" if self.rendered else "prompt"
 
 
 def prepare(row: int, custom_id: str, body: bodies.Body, tokenizer: Tokenizer) -> Prepared:
@@ -63,45 +72,48 @@ def prepare(row: int, custom_id: str, body: bodies.Body, tokenizer: Tokenizer) -
     return Prepared(row, custom_id, body.prompt, False, body.params())
 
 
-class Window(Scratch):
+class Window:
     """Requests of one window. Tokens lie as big-endian words, so that byte order is token order."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, _SCHEMA)
         self.planned = 0
+        self._leaders = Scratch(directory, _SCHEMA)
+        self._sorter = Sorter(directory)
         self._deduplicated = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sorter.__exit__(kind, error, trace)
+        self._leaders.__exit__(kind, error, trace)
 
     def add(self, record: JobRecord, request: Prepared, prompt_ids: list[int]) -> None:
         """Take a request; one that equals an earlier deterministic one becomes its follower."""
         tokens, params = _pack(prompt_ids), request.params
         sampled = params["temperature"] > 0
         if not sampled or params["seed"] is not None:
-            key = hashlib.sha256(tokens + orjson.dumps(params, option=orjson.OPT_SORT_KEYS)).digest()
-            if not self.db.execute(
-                "INSERT OR IGNORE INTO leaders VALUES (?, ?)", (key, request.row)
-            ).rowcount:
-                (leader,) = self.db.execute("SELECT row FROM leaders WHERE key = ?", (key,)).fetchone()
-                self.db.execute(
-                    "INSERT INTO followers VALUES (?, ?, ?)", (leader, request.row, request.custom_id)
-                )
-                self._deduplicated = True
+            packed = orjson.dumps(params, option=orjson.OPT_SORT_KEYS)
+            if self._follows(request, hashlib.sha256(tokens + packed).digest()):
                 return
         else:
-            params = params | {"seed": ids.seed(ids.request_id(record.id, request.row))}
+            packed = orjson.dumps(params | {"seed": ids.seed(ids.request_id(record.id, request.row))})
+        # Longest bucket first, so that what takes longest does not start last; then by token sequence, so
+        # that equal prefixes are neighbours.
         bucket = buckets.bucket(len(prompt_ids))
-        values = (request.row, request.custom_id, bucket, tokens, orjson.dumps(params))
-        self.db.execute("INSERT INTO requests VALUES (?, ?, ?, ?, ?)", values)
+        item = (-bucket, tokens, request.row, request.custom_id, packed)
+        self._sorter.add(item, _ITEM_BYTES + len(tokens) + len(packed))
         self.planned += 1
 
-    def shards(self, record: JobRecord, model: str, size: int) -> Iterator[list[PlannedRequest]]:
-        """Yield the window in plan order, `size` requests at a time.
-
-        Longest bucket first, so that what takes longest does not start last; then by token sequence, so that
-        equal prefixes are neighbours.
-        """
+    def shards(
+        self, record: JobRecord, model: str, size: int, most_tokens: int = _SHARD_TOKENS
+    ) -> Iterator[list[PlannedRequest]]:
+        """Yield the window in plan order, `size` requests at a time, fewer when they have `most_tokens`."""
         shard: list[PlannedRequest] = []
-        rows = self.db.execute("SELECT * FROM requests ORDER BY bucket DESC, tokens, row")
-        for row, custom_id, bucket, tokens, params in rows:
+        room = most_tokens
+        for bucket, tokens, row, custom_id, params in self._sorter:
             shard.append(
                 PlannedRequest(
                     id=ids.request_id(record.id, row),
@@ -110,23 +122,35 @@ class Window(Scratch):
                     custom_id=custom_id,
                     endpoint=record.endpoint,
                     model=model,
-                    bucket=bucket,
+                    bucket=-bucket,
                     created_at=record.created_at,
                     prompt_ids=_unpack(tokens),
                     params=orjson.loads(params),
                     followers=self._followers(row),
                 )
             )
-            if len(shard) == size:
+            room -= len(shard[-1].prompt_ids)
+            if len(shard) == size or room <= 0:
                 yield shard
-                shard = []
+                shard, room = [], most_tokens
         if shard:
             yield shard
+
+    def _follows(self, request: Prepared, key: bytes) -> bool:
+        """Make a request the follower of the earlier one with its key, if there is one."""
+        db = self._leaders.db
+        if db.execute("INSERT OR IGNORE INTO leaders VALUES (?, ?)", (key, request.row)).rowcount:
+            return False
+        (leader,) = db.execute("SELECT row FROM leaders WHERE key = ?", (key,)).fetchone()
+        db.execute("INSERT INTO followers VALUES (?, ?, ?)", (leader, request.row, request.custom_id))
+        self._deduplicated = True
+        return True
 
     def _followers(self, row: int) -> list[tuple[int, str]]:
         if not self._deduplicated:
             return []
-        return self.db.execute("SELECT row, custom_id FROM followers WHERE leader = ?", (row,)).fetchall()
+        found = self._leaders.db.execute("SELECT row, custom_id FROM followers WHERE leader = ?", (row,))
+        return found.fetchall()
 
 
 def _pack(prompt_ids: list[int]) -> bytes:

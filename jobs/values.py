@@ -1,0 +1,39 @@
+"""JSON values in the words of messages: their type, or themselves when they are short."""
+
+from typing import Any
+
+import orjson
+
+_NAMES = {list: "an array", str: "a string", bool: "a boolean", type(None): "null", dict: "an object"}
+_MOST_CHARACTERS = 80
+
+
+def kind(value: Any) -> str:
+    """Name a JSON value's type in the words of JSON."""
+    return _NAMES.get(type(value), "a number")
+
+
+def short(value: Any) -> str:
+    """Return a JSON value as text of at most 80 characters, however long or deeply nested it is."""
+    if isinstance(value, str):
+        value = value[: _MOST_CHARACTERS + 1]
+    try:
+        text = orjson.dumps(value).decode()
+    except TypeError:  # nested too deeply, or no Unicode text
+        return kind(value)
+    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
+
+
+def too_deep(value: Any, levels: int) -> bool:
+    """Tell whether arrays and objects nest in each other more than `levels` times."""
+    inside = [value]
+    for _ in range(levels + 1):
+        inside = [
+            child
+            for parent in inside
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+        if not inside:
+            return False
+    return any(isinstance(child, dict | list) for child in inside)

@@ -1,0 +1,40 @@
+"""Shows a run in this process as `longhaul watch` shows a job."""
+
+import time
+
+from jobs import progress, schema
+from jobs.client import Batch
+from jobs.records import JobRecord
+
+
+class Shown:
+    """Counts what is finished and tells a view of it."""
+
+    def __init__(self, record: JobRecord, model: str, view: progress.View, total: int) -> None:
+        self._record, self._model, self._view = record, model, view
+        self._counts = schema.RequestCounts(total=total)
+        self._tokens = 0
+        self._pace = progress.Pace()
+
+    def add(self, completed: int, failed: int, tokens: int) -> None:
+        """Count requests that have ended since the last call, and show the sum."""
+        counts = self._counts
+        self._counts = schema.RequestCounts(
+            total=counts.total, completed=counts.completed + completed, failed=counts.failed + failed
+        )
+        self._tokens += tokens
+        now = time.monotonic()
+        self._pace.add(now, self._counts.completed + self._counts.failed, self._tokens)
+        self._view.show(self._batch(), self._pace, now)
+
+    def _batch(self) -> Batch:
+        return Batch(
+            id=self._record.id,
+            endpoint=self._record.endpoint,
+            model=self._model,
+            input_file_id=self._record.input_file_id,
+            completion_window=self._record.completion_window,
+            status="in_progress",
+            created_at=int(self._record.created_at),
+            request_counts=self._counts,
+        )
