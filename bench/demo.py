@@ -91,7 +91,7 @@ def write_prompts(path: Path, count: int, max_tokens: int) -> None:
     """Write a batch file whose answers differ in length, so that they do not all finish at once."""
     with path.open("wb") as out:
         for index, request in enumerate(humaneval.requests(count, smollm2.NAME, max_tokens, SYSTEM)):
-            request["body"]["max_tokens"] = max_tokens * (index % 4 + 1) // 4
+            request["body"]["max_tokens"] = max_tokens * (4 - index % 4) // 4
             out.write(orjson.dumps(request) + b"\n")
 
 
