@@ -1,6 +1,7 @@
 """The `longhaul` command against the real system: Redis, API and a worker whose engine echoes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -139,6 +140,18 @@ def test_recover_without_redis_names_the_setting(free_port: int, monkeypatch: py
     result = CliRunner().invoke(cli.main, ["recover"])
     assert result.exit_code == 1
     assert "LONGHAUL_REDIS_URL" in result.stderr
+
+
+def test_python_of_the_readme_works_as_it_stands(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    (request,) = re.findall(r"```json\n(.*?)```", readme, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.jsonl").write_text(request.replace('"smol"', '"echo"'))
+    exec(program.replace("http://127.0.0.1:8000", url), {})
+    assert custom_ids(capsys.readouterr().out.strip().encode()) == ["a"]
 
 
 def test_ctrl_c_leaves_the_job_running(run: Run, url: str, prompts: str) -> None:

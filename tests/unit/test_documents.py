@@ -1,0 +1,68 @@
+"""What the documents tell people to type exists, and what they list is all there is."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from jobs import cli
+from worker import offline
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HELP = "\n".join(command.help or "" for command in [cli.main, offline.run, *cli.main.commands.values()])
+TEXT = "\n".join(page.read_text() for page in PAGES)
+
+
+def shell_lines() -> list[str]:
+    """Return the command lines of the documents' sh blocks and of the examples in --help."""
+    blocks = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+    lines = "\n".join(blocks).splitlines() + [line.strip() for line in HELP.splitlines()]
+    return sorted({line.split(" | ")[-1 if line.startswith("make-prompts") else 0] for line in lines})
+
+
+EXAMPLES = [line for line in shell_lines() if line.startswith("longhaul ")]
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_command_line_is_one_that_longhaul_takes(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.jsonl").touch()
+    name, *arguments = shlex.split(line.split(" && ")[0].replace("batch_01...", "batch_01"), comments=True)[
+        1:
+    ]
+    command = offline.run if name == "run" else cli.main.commands[name]
+    command.make_context(name, arguments)
+
+
+def test_examples_are_found() -> None:
+    assert len(EXAMPLES) > 15
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", TEXT, re.MULTILINE))
+    assert named
+    assert named <= targets
+
+
+def test_links_lead_to_files() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^):]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_architecture_lists_every_redis_key() -> None:
+    layout = (ROOT / "jobs" / "ledger.lua").read_text().split("\n--@")[0]
+    keys = {*re.findall(r"^--   ([a-z_]+)", layout, re.MULTILINE), *re.findall(r"\b([a-z_]+):<", layout)}
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert len(keys) > 20
+    assert {key for key in keys if not re.search(rf"`{key}[:<`]", page)} == set()
+
+
+def test_readme_python_block_is_complete() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    compile(block, "README.md", "exec")
