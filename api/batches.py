@@ -8,7 +8,7 @@ from api import paging, upload
 from api.auth import Tenant
 from api.context import Deps
 from jobs import creation, queue, schema
-from jobs.batches import digest
+from jobs.accept import digest
 from jobs.creation import NewBatch
 
 router = APIRouter(prefix="/v1/batches", tags=["Batches"])
@@ -37,7 +37,7 @@ def create_batch(
     """
     new = creation.parse(body)
     key = _checked_key(idempotency_key)
-    record = context.batches.create(tenant, new, key, digest(body))
+    record = context.acceptor.create(tenant, new, key, digest(body))
     context.queue.send(queue.PLAN, record.id)
     return context.batches.shown(record)
 

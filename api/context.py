@@ -6,6 +6,7 @@ from typing import Annotated, Self
 from fastapi import Depends, Request
 
 from jobs import store
+from jobs.accept import Acceptor
 from jobs.batches import Batches
 from jobs.files import Files
 from jobs.ledger import Ledger
@@ -23,6 +24,7 @@ class Context:
     queue: Producer
     files: Files
     batches: Batches
+    acceptor: Acceptor
 
     @classmethod
     def connect(cls, settings: Settings) -> Self:
@@ -31,9 +33,9 @@ class Context:
         objects.check()
         ledger = Ledger.connect(settings)
         files = Files(objects)
-        return cls(
-            settings, objects, ledger, Producer(settings), files, Batches(settings, objects, ledger, files)
-        )
+        batches = Batches(objects, ledger)
+        acceptor = Acceptor(settings, objects, ledger, files, batches)
+        return cls(settings, objects, ledger, Producer(settings), files, batches, acceptor)
 
     def close(self) -> None:
         """Close the connections to Redis."""

@@ -16,12 +16,13 @@ from api.auth import Tenant
 from api.context import Context, Deps
 from jobs import errors, results, schema, views
 from jobs.creation import refusal
-from jobs.ledger import Job
+from jobs.ledger import Job, State
 from jobs.records import Manifest, PartEntry
 
 router = APIRouter(prefix="/v1/batches", tags=["Results"])
 NEXT_AFTER = "Longhaul-Next-After"
 STATUS = "Longhaul-Batch-Status"
+_PIECE_BYTES = 1 << 16
 _CURSOR = re.compile(r"([0-9]{1,9})\.([0-9a-f]{16})", re.ASCII)
 _HEADERS = {
     NEXT_AFTER: {"description": "The cursor to continue with.", "schema": {"type": "string"}},
@@ -58,12 +59,15 @@ def get_results(
     manifest = _manifest(context, batch_id, job)
     if manifest is not None:
         parts = [PartEntry(**part) for part in manifest.parts]
-    elif job is None:
+    seen, digest = _parse(after) if after is not None else (0, _digest([]))
+    if manifest is None and (job is None or (seen > len(parts) and job.state is State.VALIDATING)):
         raise errors.Unavailable("The queue has lost this batch; it is being recovered. Ask again later.")
-    start = _position(after, parts) if after is not None else 0
+    if seen > len(parts) or digest != _digest(parts[:seen]):
+        # After a loss of Redis the parts are registered anew, in an order that need not be the old one.
+        raise errors.Conflict("This cursor is of before a recovery: read from the start.", param="after")
     headers = {NEXT_AFTER: _cursor(parts), STATUS: _status(job, manifest)}
     return StreamingResponse(
-        _lines(context, batch_id, parts[start:]), media_type="application/x-ndjson", headers=headers
+        _lines(context, batch_id, parts[seen:]), media_type="application/x-ndjson", headers=headers
     )
 
 
@@ -109,9 +113,15 @@ def _status(job: Job | None, manifest: Manifest | None) -> str:
 
 
 def _lines(context: Context, batch_id: str, parts: Sequence[PartEntry]) -> Iterator[bytes]:
+    # Many lines at a time: each piece that is yielded costs a change of threads.
+    piece = bytearray()
     for part in parts:
         for row in results.read_part(context.store, batch_id, part):
-            yield orjson.dumps(row.line) + b"\n"
+            piece += orjson.dumps(row.line) + b"\n"
+            if len(piece) >= _PIECE_BYTES:
+                yield bytes(piece)
+                piece.clear()
+    yield bytes(piece)
 
 
 def _cursor(parts: Sequence[PartEntry]) -> str:
@@ -119,8 +129,8 @@ def _cursor(parts: Sequence[PartEntry]) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def _position(cursor: str, parts: Sequence[PartEntry]) -> int:
-    """Return how many parts a cursor is past; raise Conflict if those are no longer the first."""
+def _parse(cursor: str) -> tuple[int, str]:
+    """Return how many parts a cursor is past, and their digest."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True).decode("ascii")
     except (binascii.Error, ValueError):
@@ -128,11 +138,7 @@ def _position(cursor: str, parts: Sequence[PartEntry]) -> int:
     match = _CURSOR.fullmatch(text)
     if match is None:
         raise refusal(f"after must be a {NEXT_AFTER} of this batch, not {cursor!r:.80}.", "after")
-    seen = int(match[1])
-    if seen > len(parts) or match[2] != _digest(parts[:seen]):
-        # After a loss of Redis the parts are registered anew, in an order that need not be the old one.
-        raise errors.Conflict("This cursor is of before a recovery: read from the start.", param="after")
-    return seen
+    return int(match[1]), match[2]
 
 
 def _digest(parts: Sequence[PartEntry]) -> str:

@@ -1,6 +1,7 @@
 """Batches over HTTP: the life of a batch as the `openai` client sees it."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -9,7 +10,7 @@ import pytest
 from openai.types import Batch
 
 from jobs import ids
-from tests.integration.api.serving import Api, Hand, line
+from tests.integration.api.serving import Api, Hand, line, until
 
 STAMPS = (
     "created_at",
@@ -94,7 +95,8 @@ def test_a_finished_batch_reads_the_same_once_redis_has_forgotten_it(api: Api) -
     assert [batch.id for batch in api.client.batches.list()] == [batch_id]
 
 
-def test_a_batch_that_redis_lost_waits_in_validating(api: Api) -> None:
+def test_a_batch_that_redis_lost_waits_in_validating(serve: Callable[..., Api]) -> None:
+    api = serve(reap_seconds=600)
     batch_id = api.create("a")
     api.context.ledger.redis.flushall()
     assert strict(api, batch_id).status == "validating"
@@ -157,6 +159,16 @@ def test_a_wrong_create_is_refused_by_name_and_nothing_is_stored(
     assert error["type"] == "invalid_request_error"
     assert {found.key for found in api.context.store.list("")} == before
     assert api.context.ledger.depth().control == 0
+
+
+def test_a_body_nested_too_deeply_is_refused(api: Api) -> None:
+    body = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    for depth in (300, 900):
+        nested: Any = "x"
+        for _ in range(depth):
+            nested = [nested]
+        answer = api.http.post("/v1/batches", json=body | {"requests": [{"body": nested}]})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
 
 
 def test_null_metadata_is_none(api: Api) -> None:
@@ -261,15 +273,22 @@ def test_a_batch_that_is_none_is_404(api: Api, name: str, path: str) -> None:
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")
 
 
+def test_a_job_that_only_the_store_knows_is_entered_when_the_api_starts(serve: Callable[..., Api]) -> None:
+    api = serve(reap_seconds=600)
+    batch_id = api.create("a")
+    api.context.ledger.redis.flushall()
+    api.context.ledger.note_recovered(api.context.ledger.redis_run())
+    again = serve()
+    until(lambda: again.context.ledger.job(batch_id) is not None)
+
+
 def test_a_batch_past_its_window_expires_without_any_worker(api: Api) -> None:
     batch_id = api.create("a", completion_window="1m")
     key = f"{{{api.context.settings.namespace}}}:"
     client = api.context.ledger.redis
     client.zadd(f"{key}deadlines", {batch_id: 1})
     client.hset(f"{key}job:{batch_id}", "expires_at", 1)
-    end = time.monotonic() + 5
-    while strict(api, batch_id).status != "finalizing" and time.monotonic() < end:
-        time.sleep(0.05)
+    until(lambda: strict(api, batch_id).status == "finalizing")
     hand = Hand(api.context, batch_id, 1)
     hand.finish()
     assert strict(api, batch_id).status == "expired"

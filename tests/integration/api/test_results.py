@@ -1,10 +1,12 @@
 """Results while a batch runs: the cursor neither skips nor repeats a line. Metrics, running and ended."""
 
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import orjson
 
+from jobs import recover
 from tests.integration.api.serving import Api, Hand
 
 
@@ -79,23 +81,44 @@ def test_a_cursor_that_is_none_is_refused(api: Api) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
 
 
-def test_a_cursor_of_parts_that_are_there_no_more_is_a_conflict_not_a_gap(api: Api) -> None:
-    batch_id = api.create("a")
-    hand = Hand(api.context, batch_id, 1)
+def test_a_cursor_into_parts_of_another_order_is_a_conflict_not_a_gap(api: Api) -> None:
+    batch_id = api.create("a", "b", "c")
+    hand = Hand(api.context, batch_id, 3)
     hand.begin()
     hand.part((0, "a", False))
     _, cursor = read(api, batch_id)
+    hand.part((1, "b", False))
     key = f"{{{api.context.settings.namespace}}}:parts:{batch_id}"
-    api.context.ledger.redis.delete(key)
+    redis = api.context.ledger.redis
+    redis.lmove(key, key, "LEFT", "RIGHT")
     answer = api.http.get(f"/v1/batches/{batch_id}/results", params={"after": cursor})
     assert answer.status_code == 409
 
 
-def test_results_of_a_batch_that_redis_lost_are_unavailable_not_empty(api: Api) -> None:
+def test_results_of_a_batch_that_redis_lost_are_unavailable_not_empty(serve: Callable[..., Api]) -> None:
+    api = serve(reap_seconds=600)
     batch_id = api.create("a")
     api.context.ledger.redis.flushall()
     answer = api.http.get(f"/v1/batches/{batch_id}/results")
     assert answer.status_code == 503
+
+
+def test_a_cursor_waits_while_its_batch_is_recovered(serve: Callable[..., Api]) -> None:
+    api = serve(reap_seconds=600)
+    batch_id = api.create("a", "b", "c")
+    hand = Hand(api.context, batch_id, 3)
+    hand.begin()
+    hand.part((0, "a", False))
+    hand.part((1, "b", True))
+    _, cursor = read(api, batch_id)
+    api.context.ledger.redis.flushall()
+    api.context.ledger.create(hand.record)
+    answer = api.http.get(f"/v1/batches/{batch_id}/results", params={"after": cursor})
+    assert answer.status_code == 503
+    api.context.ledger.redis.flushall()
+    recover.recover(api.context.ledger, api.context.store)
+    assert read(api, batch_id, cursor) == ([], cursor)
+    assert read(api, batch_id)[0] == ["a", "b"]
 
 
 def metrics(api: Api, batch_id: str) -> dict[str, Any]:

@@ -1,0 +1,174 @@
+"""Accept a new job: its input and record into the store, its markers, and only then the ledger."""
+
+import hashlib
+import io
+import logging
+from collections import deque
+from typing import NoReturn
+
+import orjson
+import redis
+
+from jobs import errors, ids
+from jobs.batches import Batches
+from jobs.creation import NewBatch, refusal, window_seconds
+from jobs.files import Files, made_at, record_key
+from jobs.ledger import Ledger
+from jobs.records import FileRecord, JobRecord
+from jobs.settings import Settings
+from jobs.store import ObjectStore
+
+log = logging.getLogger(__name__)
+REDIS_AWAY = (redis.ConnectionError, redis.TimeoutError, redis.OutOfMemoryError)
+
+
+class Acceptor:
+    """Makes jobs, one for each Idempotency-Key of a tenant."""
+
+    def __init__(
+        self, settings: Settings, store: ObjectStore, ledger: Ledger, files: Files, batches: Batches
+    ) -> None:
+        self.settings, self.store, self.ledger = settings, store, ledger
+        self.files, self.batches = files, batches
+        self._waiting: deque[JobRecord] = deque()
+
+    def create(self, tenant: str, new: NewBatch, key: str | None, digest: str) -> JobRecord:
+        """Return the job of this request, made now or by an earlier send of the same request.
+
+        `key` is the Idempotency-Key, `digest` the sha256 of the request's canonical JSON. The record of the
+        key names the job before anything of the job exists, and every step can be repeated: whichever of
+        several equal requests comes through, wherever the others broke off, there is one job in the end.
+
+        Raises InvalidRequest, Conflict (the key was used for another body), Unavailable.
+        """
+        job_id = self._claimed(tenant, key, digest) if key else None
+        record = self.batches.find(job_id) if job_id else None
+        if record is None:
+            self._check_input(tenant, new)
+            self.ledger.ping()
+            job_id = job_id or self._claim(tenant, key, digest)
+            record = self._write_record(tenant, new, job_id)
+        self._open(record, retried=key is not None)
+        return record
+
+    def enter_waiting(self) -> None:
+        """Enter the jobs in the ledger that were accepted while Redis was away."""
+        while self._waiting:
+            self.ledger.create(self._waiting[0])
+            self._waiting.popleft()
+
+    def _claimed(self, tenant: str, key: str, digest: str) -> str | None:
+        try:
+            found = orjson.loads(self.store.get(_idempotency_key(tenant, key)))
+        except errors.NotFound:
+            return None
+        if found["request_sha256"] != digest:
+            raise errors.Conflict(
+                f"Idempotency-Key {key!r:.100} was used before with another body.", param="Idempotency-Key"
+            )
+        return str(found["job_id"])
+
+    def _claim(self, tenant: str, key: str | None, digest: str) -> str:
+        job_id = ids.batch_id()
+        if key is None:
+            return job_id
+        record = orjson.dumps({"job_id": job_id, "request_sha256": digest})
+        if self.store.put_new(_idempotency_key(tenant, key), record):
+            return job_id
+        return self._claimed(tenant, key, digest) or _vanished(key)
+
+    def _check_input(self, tenant: str, new: NewBatch) -> None:
+        if new.requests is not None:
+            limit = self.settings.max_requests_per_job
+            if len(new.requests) > limit:
+                raise refusal(
+                    f"requests holds {len(new.requests)} requests; "
+                    f"the limit is {limit} (LONGHAUL_MAX_REQUESTS_PER_JOB).",
+                    "requests",
+                    "too_many_requests",
+                )
+            return
+        file = self._file(tenant, new)
+        if file.purpose != "batch":
+            raise refusal(
+                f"File {file.id} was uploaded with purpose {file.purpose!r}; a batch's input needs 'batch'.",
+                "input_file_id",
+            )
+
+    def _file(self, tenant: str, new: NewBatch) -> FileRecord:
+        try:
+            return self.files.get(tenant, str(new.input_file_id))
+        except errors.NotFound as error:
+            raise refusal(str(error), "input_file_id", "not_found") from None
+
+    def _write_record(self, tenant: str, new: NewBatch, job_id: str) -> JobRecord:
+        file = self._file(tenant, new) if new.requests is None else self._inline(tenant, new.requests, job_id)
+        now = made_at(job_id)
+        record = JobRecord(
+            id=job_id,
+            tenant=tenant,
+            endpoint=new.endpoint,
+            input_file_id=file.id,
+            input_key=file.key,
+            completion_window=new.completion_window,
+            created_at=now,
+            expires_at=now + window_seconds(new.completion_window),
+            metadata=new.metadata,
+            priority=new.priority or 0,
+            output_expires_seconds=new.output_expires_after.seconds if new.output_expires_after else None,
+        )
+        # Everything in it follows from the request and the id, so whoever else writes it writes the same.
+        self.store.put_new(f"jobs/{job_id}/job.json", record.to_json())
+        return record
+
+    def _inline(self, tenant: str, requests: list[dict[str, object]], job_id: str) -> FileRecord:
+        data = b"".join(orjson.dumps(request) + b"\n" for request in requests)
+        limit = self.settings.max_file_bytes
+        if len(data) > limit:
+            raise errors.TooLarge(
+                what="requests", limit=limit, setting="LONGHAUL_MAX_FILE_BYTES", param="requests"
+            )
+        file_id = ids.result_file_id(job_id, "input")
+        record = FileRecord(
+            id=file_id,
+            tenant=tenant,
+            filename="requests.jsonl",
+            purpose="batch",
+            bytes=len(data),
+            created_at=int(made_at(job_id)),
+            key=f"files/{file_id}",
+        )
+        self.store.put(record.key, io.BytesIO(data))
+        self.store.put(record_key(tenant, file_id), record.to_json())
+        return record
+
+    def _open(self, record: JobRecord, retried: bool) -> None:
+        if retried and (self.ledger.job(record.id) or self.batches.manifest(record.id)):
+            return
+        self.store.put(f"job-index/{record.tenant}/{record.id}", b"")
+        self.store.put(f"open/{record.id}", b"")
+        try:
+            self.ledger.create(record)
+        except REDIS_AWAY:
+            # Redis answered a moment ago. With a key, the client's retry completes this job. Without one it
+            # would make a second job beside this one, which is stored: so it is accepted, and entered later.
+            if retried:
+                raise
+            log.warning("job waits for redis", extra={"job": record.id})
+            self._waiting.append(record)
+
+
+def digest(body: object) -> str:
+    """Return the sha256 of a request's canonical JSON: the order of its keys does not count."""
+    try:
+        return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    except TypeError:
+        raise refusal("The body is nested too deeply.", None, "invalid_json") from None
+
+
+def _idempotency_key(tenant: str, key: str) -> str:
+    return f"idempotency/{tenant}/{hashlib.sha256(key.encode()).hexdigest()}.json"
+
+
+def _vanished(key: str) -> NoReturn:
+    raise errors.Unavailable(f"The record of Idempotency-Key {key!r:.100} is gone. Send it again.")
