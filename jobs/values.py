@@ -26,14 +26,12 @@ def short(value: Any) -> str:
 
 def too_deep(value: Any, levels: int) -> bool:
     """Tell whether arrays and objects nest in each other more than `levels` times."""
-    inside = [value]
-    for _ in range(levels + 1):
-        inside = [
+    outer = [value] if isinstance(value, dict | list) else []
+    for _ in range(levels):
+        outer = [
             child
-            for parent in inside
-            if isinstance(parent, dict | list)
+            for parent in outer
             for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
         ]
-        if not inside:
-            return False
-    return any(isinstance(child, dict | list) for child in inside)
+    return bool(outer)

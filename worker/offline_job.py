@@ -97,7 +97,7 @@ class OfflineJob:
         }
 
     def _known(self) -> JobRecord | None:
-        """Return the job this directory holds; that of another input or model is forgotten if it never began."""
+        """Return the job this directory holds. One of another input is forgotten if it never began."""
         if self.store.size("run.json") is None:
             return None
         known, facts = self._read("run.json"), self._facts()
