@@ -30,14 +30,13 @@ class FallbackEngine(Engine):
         super().__init__(loaded.tokenizer, loaded.context_tokens, loaded.vocabulary, config)
         self._loaded = loaded
         self._batch_tokens = config.max_batch_tokens
-        self._one_length = False
         self._busy = False
         self._lost: BaseException | None = None
         self._closing = threading.Event()
         self._batches: queue.SimpleQueue[list[Row] | None] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[tuple[Row, Completion] | BaseException | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run_batches, name="generate", daemon=True)
-        self._check_padding()
+        self._try_batches()
         self._thread.start()
 
     @classmethod
@@ -84,12 +83,12 @@ class FallbackEngine(Engine):
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _check_padding(self) -> None:
-        difference = padding.difference(self._loaded)
-        if difference is not None:
-            log.warning("batches will have prompts of one length reason=%r", difference)
-            self._one_length = True
+    def _try_batches(self) -> None:
+        self._batches_of, reason = padding.try_batches(self._loaded)
+        if self._batches_of is not padding.Batches.PADDED:
+            log.warning("each batch will have %s: %s", self._batches_of, reason)
             self.stats.padding_differs = 1
+            self.stats.batches_differ = int(self._batches_of is padding.Batches.ONE_ROW)
 
     def _start_batch(self) -> None:
         with self._lock:
@@ -163,9 +162,9 @@ class FallbackEngine(Engine):
                 self._hand_over(state.row, self._completion(state.row, "error", error=line))
 
     def _limits(self) -> batching.Limits:
-        return batching.Limits(
-            self.config.max_running, self._batch_tokens, self.context_tokens, self._one_length
-        )
+        rows = 1 if self._batches_of is padding.Batches.ONE_ROW else self.config.max_running
+        one_length = self._batches_of is not padding.Batches.PADDED
+        return batching.Limits(rows, self._batch_tokens, self.context_tokens, one_length)
 
     def _hand_over(self, row: Row, completion: Completion) -> None:
         self._events.put((row, completion))

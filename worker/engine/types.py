@@ -117,7 +117,9 @@ class Stats:
     batches_cut: int = 0
     """Batches that grew to their limits; what was unfinished went on in smaller ones, computed again."""
     padding_differs: int = 0
-    """1 when this model's padded rows differ from single ones, so that batches have one length."""
+    """1 when padded rows of this model differ from single ones, so that batches have one length."""
+    batches_differ: int = 0
+    """1 when even rows of one length differ, so that each runs alone."""
 
     def to_dict(self) -> dict[str, int]:
         return asdict(self)

@@ -113,7 +113,7 @@ def test_a_model_that_does_not_generate_is_refused(tiny_path: Path, monkeypatch:
     def fail(loaded: loader.Loaded) -> None:
         raise RuntimeError("mat1 and mat2\nshapes")
 
-    monkeypatch.setattr("worker.engine.padding.difference", fail)
+    monkeypatch.setattr("worker.engine.padding.try_batches", fail)
     with pytest.raises(errors.ModelUnavailable, match="does not generate: RuntimeError: mat1 and mat2"):
         Engine.load(str(tiny_path), CPU)
 
