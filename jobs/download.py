@@ -95,7 +95,8 @@ def kind_of(line: dict[str, Any]) -> str:
 @contextlib.contextmanager
 def _growing(path: Path | None) -> Iterator[IO[bytes]]:
     if path is None:
-        yield sys.stdout.buffer
+        with _named(path):
+            yield sys.stdout.buffer
         return
     with _named(path), path.open("wb") as stream:
         yield stream
@@ -104,8 +105,9 @@ def _growing(path: Path | None) -> Iterator[IO[bytes]]:
 @contextlib.contextmanager
 def _whole(path: Path | None) -> Iterator[IO[bytes]]:
     if path is None:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        with _named(path):
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
         return
     partial = path.with_name(path.name + ".part")
     with _named(path):
@@ -117,10 +119,15 @@ def _whole(path: Path | None) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _named(path: Path | None) -> Iterator[None]:
     """Make the directory of a file, and say which file it is when that or the writing fails."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
         yield
+    except BrokenPipeError:
+        # Whoever reads our output has enough: click ends the command without a word.
+        raise
     except OSError as error:
-        raise errors.InvalidRequest(f"{path} cannot be written: {error.strerror}.") from None
+        name = path or "standard output"
+        raise errors.InvalidRequest(f"{name} cannot be written: {error.strerror}.") from None

@@ -149,7 +149,9 @@ def watch(
     with shown:
         while True:
             batch, now = client.batch(job_id), clock()
-            pace.add(now, batch.done, batch.usage.output_tokens)
+            # What is refused while planning says nothing of how fast requests run.
+            if batch.status != "validating":
+                pace.add(now, batch.done, batch.usage.output_tokens)
             shown.show(batch, pace, now)
             if batch.ended:
                 return batch

@@ -77,6 +77,16 @@ def test_lines_are_few_while_counts_move(capsys: pytest.CaptureFixture[str]) -> 
     assert [line.split()[1] for line in lines] == ["0/20", "5/20", "10/20", "15/20", "0/0"]
 
 
+def test_requests_refused_while_planning_promise_no_end(capsys: pytest.CaptureFixture[str]) -> None:
+    run(
+        progress.Lines(),
+        seen(status="validating"),
+        seen(request_counts=counts(0, 1)),
+        seen(status="completed", request_counts=counts(9, 1)),
+    )
+    assert "eta" not in capsys.readouterr().err
+
+
 def test_json_lines_come_only_when_something_changed(capsys: pytest.CaptureFixture[str]) -> None:
     run(progress.JsonLines(), seen(), seen(), seen(status="completed"))
     lines = [orjson.loads(line) for line in capsys.readouterr().out.splitlines()]
