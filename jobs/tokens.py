@@ -137,7 +137,7 @@ class _Segments:
 def _splits_at_special_tokens(tokenizer: Any) -> bool:
     """Tell whether encoding the pieces between added tokens one by one gives exactly the ids of the whole."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or backend.encode_special_tokens:
+    if backend is None or getattr(tokenizer, "split_special_tokens", False):
         return False
     added = list(backend.get_added_tokens_decoder().values())
     if not added or any(t.lstrip or t.rstrip or t.single_word or t.normalized for t in added):
