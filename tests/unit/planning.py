@@ -42,10 +42,12 @@ def record(endpoint: str = CHAT) -> JobRecord:
 
 
 def save_tokenizer(directory: Path) -> Path:
-    """Save a tokenizer with one token a byte and a chat template."""
+    """Save a tokenizer with one token a byte and a chat template, and a config with a context of 2,048."""
     from worker.engine import tiny
 
     tiny._tokenizer(2048).save_pretrained(directory)
+    config = {"model_type": "llama", "max_position_embeddings": 2048}
+    (directory / "config.json").write_bytes(orjson.dumps(config))
     return directory
 
 
