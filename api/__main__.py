@@ -1,11 +1,12 @@
 """`python -m api`: serve, or end with one line that says what is missing."""
 
 import argparse
+import signal
 import sys
 
 import uvicorn
 
-from api.app import create_app
+from api.app import start
 from jobs import errors, log
 from jobs.settings import Settings
 
@@ -18,10 +19,12 @@ def main() -> int:
     options = parser.parse_args()
     log.setup()
     try:
-        app = create_app(Settings.load())
+        app = start(Settings.load())
     except errors.LonghaulError as error:
         print(f"longhaul api: {error}", file=sys.stderr)
         return 1
+    # uvicorn drains, then raises the signal again: an end that was asked for is no failure.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(app, host=options.host, port=options.port, log_config=None)
     return 0
 

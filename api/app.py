@@ -1,6 +1,7 @@
 """The app: routers, error shapes, documentation, and a start that fails with one line."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +14,10 @@ from api import errors as shapes
 from api.context import Context
 from api.reaper import Reaper
 from jobs import errors, log
+from jobs.queue import without_password
 from jobs.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 DESCRIPTION = """
 Batch LLM inference on your own GPUs, by the OpenAI Files and Batches contract: the `openai` client works
@@ -81,9 +85,16 @@ class LazyApp:
 
 
 def _from_environment() -> FastAPI:
-    settings = Settings.load()
     log.setup()
-    return create_app(settings)
+    return start(Settings.load())
+
+
+def start(settings: Settings) -> FastAPI:
+    """Return the app, and log the settings it has, secrets masked."""
+    app = create_app(settings)
+    masked = settings.model_dump(mode="json") | {"redis_url": without_password(settings.redis_url)}
+    logger.info("settings", extra={"settings": masked})
+    return app
 
 
 def _documented(spec: dict[str, Any]) -> dict[str, Any]:

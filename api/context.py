@@ -13,6 +13,9 @@ from jobs.ledger import Ledger
 from jobs.queue import Producer
 from jobs.settings import Settings
 
+# Short, since somebody waits for the answer: a Redis that hangs becomes a 503 after four of these.
+_REDIS_SECONDS = 1.5
+
 
 @dataclass(frozen=True)
 class Context:
@@ -31,7 +34,7 @@ class Context:
         """Connect to store and Redis; raise StoreUnreachable or RedisUnreachable if one does not answer."""
         objects = store.open_store(settings)
         objects.check()
-        ledger = Ledger.connect(settings)
+        ledger = Ledger.connect(settings, _REDIS_SECONDS)
         files = Files(objects)
         batches = Batches(objects, ledger)
         acceptor = Acceptor(settings, objects, ledger, files, batches)

@@ -51,7 +51,8 @@ def install(app: FastAPI) -> None:
 def answer(error: errors.LonghaulError, status: int | None = None) -> Response:
     """Return the response that tells of an error."""
     status = status or error.status
-    headers = {}
+    # The `openai` client takes a 409 for a lock and tries again, unless it is told not to.
+    headers = {"x-should-retry": "false"} if status == 409 else {}
     if status == 503:
         headers["Retry-After"] = "1"
     if status == 401:

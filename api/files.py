@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 from api import paging, upload
 from api.auth import Tenant
 from api.context import Deps
-from jobs import schema, views
+from jobs import errors, schema, views
 from jobs.files import PURPOSES
 
 router = APIRouter(prefix="/v1/files", tags=["Files"])
@@ -93,7 +93,10 @@ def get_content(tenant: Tenant, context: Deps, file_id: str, request: Request) -
     }
     if start:
         headers["Content-Range"] = f"bytes {start}-{record.bytes - 1}/{record.bytes}"
-    stream = context.store.open(record.key, start)
+    try:
+        stream = context.store.open(record.key, start)
+    except errors.NotFound:  # deleted since its record was read
+        raise errors.NotFound(what="file", id=file_id) from None
     return StreamingResponse(
         _chunks(stream), 206 if start else 200, headers, media_type="application/octet-stream"
     )

@@ -77,10 +77,21 @@ def get_metrics(tenant: Tenant, context: Deps, batch_id: str) -> Response:
     record = context.batches.record(tenant, batch_id)
     job = context.ledger.job(batch_id)
     manifest = _manifest(context, batch_id, job)
-    if manifest is not None and "summary" in manifest.files:
-        return Response(context.store.get(manifest.files["summary"]["key"]), media_type="application/json")
-    batch = views.batch(record, job, manifest, False)
-    return Response(orjson.dumps(_so_far(batch, job, time.time())), media_type="application/json")
+    summary = _summary(context, manifest)
+    if summary is None:
+        batch = views.batch(record, job, manifest, False)
+        summary = orjson.dumps(_so_far(batch, job, time.time()))
+    return Response(summary, media_type="application/json")
+
+
+def _summary(context: Context, manifest: Manifest | None) -> bytes | None:
+    """Return the summary of an ended batch, unless it failed before it ran, or its file was deleted since."""
+    if manifest is None or "summary" not in manifest.files:
+        return None
+    try:
+        return context.store.get(manifest.files["summary"]["key"])
+    except errors.NotFound:
+        return None
 
 
 def _so_far(batch: schema.Batch, job: Job | None, now: float) -> dict[str, Any]:

@@ -75,10 +75,10 @@ class Ledger:
         self._finished_seconds = max(1, int(finished_job_seconds))
 
     @classmethod
-    def connect(cls, settings: Settings) -> Self:
-        """Connect and ping; raises RedisUnreachable."""
+    def connect(cls, settings: Settings, timeout_seconds: float = 5) -> Self:
+        """Connect and ping; raises RedisUnreachable. A call fails after a few times `timeout_seconds`."""
         return cls(
-            ledger_scripts.connect(settings.redis_url),
+            ledger_scripts.connect(settings.redis_url, timeout_seconds),
             settings.namespace,
             settings.lease_seconds,
             grace_seconds=2 * settings.heartbeat_seconds,

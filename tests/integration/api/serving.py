@@ -17,7 +17,7 @@ from api.app import create_app
 from api.context import Context
 from jobs import errors, finalize, results
 from jobs.ledger import Finished, Unit
-from jobs.records import JobRecord, PlannedRequest, ResultRow
+from jobs.records import JobRecord, Manifest, PlannedRequest, ResultRow
 from jobs.settings import Settings
 
 MODEL = "m"
@@ -133,6 +133,25 @@ class Hand:
         manifest = merge.run(self.context.ledger.parts(self.job_id), job.total, job.model, times)
         manifest = finalize.publish(self.context.store, self.record, manifest)
         self.context.ledger.finish(unit, manifest)
+        self.context.store.delete(f"open/{self.job_id}")
+
+    def fail(self, code: str, line_number: int) -> None:
+        """Fail the job for an error in its lines."""
+        unit = self._claim("plan")
+        now = time.time()
+        manifest = Manifest(
+            job_id=self.job_id,
+            state="failed",
+            model=None,
+            times={"created_at": self.record.created_at, "failed_at": now},
+            total=0,
+            completed=0,
+            failed=0,
+            usage=(0, 0, 0),
+            files={},
+            errors=[{"code": code, "message": "No.", "param": None, "line": line_number}],
+        )
+        self.context.ledger.fail(unit, finalize.publish(self.context.store, self.record, manifest))
         self.context.store.delete(f"open/{self.job_id}")
 
     def _claim(self, kind: str) -> Unit:

@@ -1,6 +1,9 @@
 """Redis really away and back, the store on S3, clients that ask before they send."""
 
+import os
+import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -53,6 +56,25 @@ def test_a_create_while_redis_is_away_is_completed_by_its_retry(
             assert len(list(api.context.store.list("job-index/"))) == 2
         finally:
             back.server.stop()
+
+
+def test_a_redis_that_hangs_becomes_a_503_and_files_go_on(
+    settings: Settings, own_redis: embedded.RedisServer
+) -> None:
+    changed = Settings(**(settings.model_dump() | {"redis_url": own_redis.url}))
+    with serving.serve(changed) as api:
+        batch_id = api.create("a")
+        pid = api.context.ledger.redis.info("server")["process_id"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            assert api.http.get(f"/v1/batches/{batch_id}").status_code == 503
+            assert time.monotonic() - began < 12
+            assert api.http.get("/v1/files").status_code == 200
+            assert api.http.get("/healthz").status_code == 200
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        until(lambda: api.http.get(f"/v1/batches/{batch_id}").status_code == 200)
 
 
 def test_a_batch_lives_on_an_s3_store(settings: Settings, seaweedfs: embedded.SeaweedServer) -> None:

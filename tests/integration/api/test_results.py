@@ -5,8 +5,9 @@ from typing import Any
 
 import httpx
 import orjson
+import pytest
 
-from jobs import recover
+from jobs import recover, results
 from tests.integration.api.serving import Api, Hand
 
 
@@ -121,6 +122,16 @@ def test_a_cursor_waits_while_its_batch_is_recovered(serve: Callable[..., Api]) 
     assert read(api, batch_id)[0] == ["a", "b"]
 
 
+def test_a_stream_that_breaks_off_does_not_look_complete(api: Api) -> None:
+    batch_id = api.create("a", "b")
+    hand = Hand(api.context, batch_id, 2)
+    hand.begin()
+    hand.part((0, "a", False))
+    api.context.store.delete(results.part_key(batch_id, hand.part((1, "b", False))))
+    with pytest.raises(httpx.RemoteProtocolError):
+        api.http.get(f"/v1/batches/{batch_id}/results")
+
+
 def metrics(api: Api, batch_id: str) -> dict[str, Any]:
     answer: httpx.Response = api.http.get(f"/v1/batches/{batch_id}/metrics")
     assert answer.status_code == 200
@@ -143,3 +154,19 @@ def test_metrics_show_rates_while_it_runs_and_the_summary_at_the_end(api: Api) -
         next(found.key for found in api.context.store.list("jobs/") if found.key.endswith("summary.json"))
     )
     assert metrics(api, batch_id) == orjson.loads(summary)
+    for file in api.client.files.list(purpose="batch_output"):
+        api.client.files.delete(file.id)
+    assert metrics(api, batch_id)["request_counts"] == running["request_counts"]
+    assert len(read(api, batch_id)[0]) == 2
+
+
+def test_metrics_of_a_batch_that_failed_before_it_ran(api: Api) -> None:
+    batch_id = api.create("a")
+    Hand(api.context, batch_id, 1).fail("duplicate_custom_id", 2)
+    assert metrics(api, batch_id)["status"] == "failed"
+    batch = api.client.batches.retrieve(batch_id)
+    assert batch.errors
+    assert batch.errors.data
+    assert (batch.errors.data[0].code, batch.errors.data[0].line) == ("duplicate_custom_id", 2)
+    assert read(api, batch_id)[0] == []
+    assert api.http.post(f"/v1/batches/{batch_id}/cancel").status_code == 409

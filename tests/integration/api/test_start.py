@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-DEAD = "redis://:secret@127.0.0.1:1/0"
+DEAD = "redis://:hunter2@127.0.0.1:1/0"
 
 
 def start(*command: str, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +35,7 @@ def test_what_is_missing_is_told_in_one_line_that_names_the_setting(
         text = done.stdout + done.stderr
         assert "Traceback" not in text
         assert len([line for line in text.splitlines() if name in line]) == 1, text
-        assert "secret" not in text
+        assert "hunter2" not in text
 
 
 def test_importing_the_api_loads_no_model_code() -> None:
