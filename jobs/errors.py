@@ -13,6 +13,8 @@ class LonghaulError(Exception):
 
     def __init__(self, message: str = "", *, param: str | None = None, **values: Any) -> None:
         values["message"] = message
+        if "reason" in values:
+            values["reason"] = str(values["reason"]).rstrip(". ")
         self.values = values
         self.param = param if param is not None else type(self).param
         super().__init__((type(self).__doc__ or "").format(**values))

@@ -1,5 +1,6 @@
 """The one settings class of a process: fields are read from LONGHAUL_<NAME>, unknown names are an error."""
 
+import difflib
 import hashlib
 import os
 import tempfile
@@ -125,7 +126,8 @@ class Settings(BaseSettings):
         known = {PREFIX + name.upper() for name in cls.model_fields}
         for name in sorted(os.environ):
             if name.startswith(PREFIX) and name not in known | CLIENT_VARIABLES:
-                raise errors.SettingsError(f"{name} is not a setting. Known: {', '.join(sorted(known))}.")
+                close = difflib.get_close_matches(name, known, 3) or sorted(known)
+                raise errors.SettingsError(f"{name} is not a setting. Did you mean {' or '.join(close)}?")
         try:
             return cls(**overrides)
         except (ValidationError, ValueError) as error:
