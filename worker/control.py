@@ -28,6 +28,11 @@ class Control:
         self._held: dict[str, Unit] = {}
         self._lock = Lock()
 
+    def warm(self) -> None:
+        """Load the tokenizers of the served models, so that the first plan does not wait for imports."""
+        for name in self._settings.models:
+            self._tokenizer(name)
+
     def run_unit(self, kind: str | None = None, job_id: str | None = None) -> bool:
         """Claim and run one unit that is due; False if there is none."""
         unit = self._ledger.claim_unit(kind, job_id)

@@ -45,7 +45,11 @@ class Puller:
         """Claim what there is room for, run one step, pass on what it finished; False: nothing to do."""
         self._drop_cancelled()
         if claiming:
-            self._claim()
+            try:
+                self._claim()
+            except redis.RedisError as error:
+                # What runs goes on; whatever else is raised here is the engine's, and ends the worker.
+                log.warning("not claimed: Redis does not answer", extra={"reason": str(error)})
         if not self._engine.has_work:
             self._alone = False
             self._flusher.hurry()

@@ -1,4 +1,4 @@
-"""The pull service of a worker: one engine thread, one heartbeat thread, one for units and one that reaps."""
+"""The pull service of a worker: one thread for the engine, one for heartbeats, others for units and reaping."""
 
 import logging
 import os
@@ -48,9 +48,12 @@ class Service:
             "heartbeat": (self._heartbeat, self.settings.heartbeat_seconds, self._stopped),
             "reaper": (self._control.reap, self.settings.reap_seconds, self._stopping),
             "units": (self._units, self.settings.poll_seconds / 2, self._stopping),
+            # Apart from the others, so that a long plan does not leave the engine without requests.
+            "feeder": (lambda: self._units("feed"), self.settings.poll_seconds / 4, self._stopping),
         }
         for name, (call, seconds, until) in every.items():
             Thread(target=self._repeat, args=(call, seconds, until), name=name, daemon=True).start()
+        Thread(target=self._guarded, args=(self._control.warm,), name="warm", daemon=True).start()
         target = self._serve if self.settings.served else self._serve_control
         Thread(target=target, name="engine", daemon=True).start()
 
@@ -126,7 +129,7 @@ class Service:
         )
         log.info("serving", extra={"model": fingerprint, "worker": self.name})
         while not self._stopping.is_set():
-            if not self._guarded(puller.turn):
+            if not puller.turn():
                 self._wake.wait(self.settings.poll_seconds)
                 self._wake.clear()
         self._drain(puller, self._flusher)
@@ -135,7 +138,7 @@ class Service:
         keep = self.settings.drain_seconds * FLUSH_SHARE
         self._guarded(puller.release_waiting)
         while puller.busy and time.monotonic() < self._stop_at - keep:
-            self._guarded(lambda: puller.turn(claiming=False))
+            puller.turn(claiming=False)
         flusher.hurry()
         if puller.busy:
             self._guarded(puller.release_all)
@@ -150,8 +153,8 @@ class Service:
             if lost and self._puller:
                 self._puller.cancel(lease for lease in leases if lease.request.id in lost)
 
-    def _units(self) -> None:
-        while not self._stopping.is_set() and self._control.run_unit():
+    def _units(self, kind: str | None = None) -> None:
+        while not self._stopping.is_set() and self._control.run_unit(kind):
             pass
 
     def _fed(self, fingerprint: str) -> None:
