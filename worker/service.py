@@ -1,4 +1,4 @@
-"""The pull service of a worker: one thread for the engine, one for heartbeats, others for units and reaping."""
+"""The pull service of a worker: threads for the engine, for heartbeats, for units and for reaping."""
 
 import logging
 import os
