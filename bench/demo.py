@@ -22,6 +22,7 @@ from worker.engine import smollm2
 SYSTEM = (
     "You are a careful Python programmer. Complete the function that the user shows. Answer with code alone."
 )
+MARK = {"made_by": "bench.demo"}
 LATENCIES = {
     "time to first token": "ttft_seconds",
     "waiting in the queue": "queue_seconds",
@@ -77,14 +78,27 @@ def run_batch(running: stack.Stack, requests: int, max_tokens: int, console: Con
         time.sleep(seconds)
 
     with client.Client(running.api_url) as api, tempfile.TemporaryDirectory() as folder:
+        cancel_earlier(api)
         source = Path(folder) / "prompts.jsonl"
         write_prompts(source, requests, max_tokens)
         with source.open("rb") as stream:
             file_id = api.upload(source.name, stream)
-        body = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        body = {
+            "input_file_id": file_id,
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+            "metadata": MARK,
+        }
         batch = api.create(body, idempotency_key=file_id)
         console.print(f"\n{batch.id}: {requests} HumanEval prompts, at most {max_tokens} tokens each")
         return progress.watch(api, batch.id, progress.view(as_json=False), sleep=keep_alive)
+
+
+def cancel_earlier(api: client.Client) -> None:
+    """Cancel what an interrupted demo left: it would go on now and take this one's time."""
+    for batch in api.batches(100):
+        if not batch.ended and batch.status != "cancelling" and batch.metadata == MARK:
+            api.cancel(batch.id)
 
 
 def write_prompts(path: Path, count: int, max_tokens: int) -> None:
