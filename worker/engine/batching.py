@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from jobs import buckets
 from worker.engine.types import Row
 
 # A request that names no max_tokens may take the rest of the context, but seldom does: room for so many
@@ -30,15 +31,16 @@ class Limits:
 def form(waiting: list[Row], limits: Limits) -> list[Row]:
     """Return the oldest waiting row and those most like it, longest first, within the limits.
 
+    Only rows of its length bucket: padding short prompts to long ones costs more than a batch of their own.
     Rows are alike when little would be padded: in front of the prompts and, because the batch runs until its
     last row ends, behind the outputs.
     """
     if not waiting:
         return []
     oldest = waiting[0]
-    alike = sorted(waiting, key=lambda row: _padding(row, oldest))
-    if limits.one_length:
-        alike = [row for row in alike if row.tokens == oldest.tokens]
+    kind = _tokens if limits.one_length else _bucket
+    alike = [row for row in waiting if kind(row) == kind(oldest)]
+    alike.sort(key=lambda row: _padding(row, oldest))
     batch: list[Row] = []
     for row in alike[: limits.rows]:
         if not limits.allow([*batch, row]):
@@ -51,6 +53,14 @@ def length(rows: list[Row]) -> int:
     """Return how many tokens long a batch of these rows is planned to grow, padding included."""
     planned = max(min(row.tokens_left, _PLANNED_OUTPUT_TOKENS) for row in rows)
     return max(row.tokens for row in rows) + planned
+
+
+def _tokens(row: Row) -> int:
+    return row.tokens
+
+
+def _bucket(row: Row) -> int:
+    return buckets.bucket(row.tokens)
 
 
 def _padding(a: Row, b: Row) -> int:

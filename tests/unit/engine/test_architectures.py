@@ -22,7 +22,7 @@ def test_a_batch_is_equal_to_one_by_one_generate(name: str, tiny_loaded: loader.
     engine = FallbackEngine(loaded, EngineConfig(max_running=4))
     try:
         requests = [
-            request(f"{i}{n}", prompt[: 60 + n], max_tokens=10 + i, ignore_eos=True)
+            request(f"{i}{n}", prompt[: 60 + n], max_tokens=6 + i, ignore_eos=True)
             for i, prompt in enumerate(PROMPTS)
             if len(prompt) > 1 or name not in CARRIES_STATE
             for n in range(2)

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs import buckets
 from worker.engine import Request, Sampling, batching
 from worker.engine.types import Row
 
@@ -21,6 +22,7 @@ def test_a_batch_keeps_its_limits_and_holds_the_oldest(sizes: list[tuple[int, in
     assert waiting[0] in batch
     assert len(batch) <= 8
     assert len(batch) == 1 or len(batch) * batching.length(batch) <= 1000
+    assert len({buckets.bucket(row.tokens) for row in batch}) == 1
     assert [row.tokens for row in batch] == sorted((row.tokens for row in batch), reverse=True)
 
 

