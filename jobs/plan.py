@@ -6,7 +6,9 @@ then released in shards.
 """
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from jobs import bodies, checks, errors, lines, results, schema, values
@@ -65,8 +67,7 @@ class Planner:
         shard = 0
         for first in range(0, total, self.settings.plan_window_requests):
             with Window(self.settings.scratch_dir) as window:
-                for batch in self._batches(first):
-                    sink.refuse(self._admit(window, batch, tokenizer))
+                self._fill(window, first, tokenizer, sink)
                 names = []
                 for requests in window.shards(self.record, model, self.settings.shard_requests):
                     names.append(f"{self.prefix}{shard:06}.jsonl")
@@ -138,12 +139,23 @@ class Planner:
         if batch:
             yield batch
 
-    def _admit(
-        self, window: Window, batch: list[tuple[int, checks.InputLine]], tokenizer: Tokenizer
-    ) -> list[ResultRow]:
-        """Put the good requests of a batch into the window; return the rows of the refused ones."""
-        good: list[Prepared] = []
-        refused = []
+    def _fill(self, window: Window, first: int, tokenizer: Tokenizer, sink: Sink) -> None:
+        """Put the window's requests into it. A batch is tokenized while the next one is rendered."""
+        with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as thread:
+            good: list[Prepared] = []
+            encoded = thread.submit(encode, good, tokenizer)
+            for batch in chain(self._batches(first), [[]]):
+                ahead, refused = self._prepare(batch, tokenizer)
+                encoded_ahead = thread.submit(encode, ahead, tokenizer)
+                refused += self._admit(window, good, encoded.result(), tokenizer)
+                sink.refuse(refused)
+                good, encoded = ahead, encoded_ahead
+
+    def _prepare(
+        self, batch: list[tuple[int, checks.InputLine]], tokenizer: Tokenizer
+    ) -> tuple[list[Prepared], list[ResultRow]]:
+        """Return the good requests of a batch, rendered, and the rows of the refused ones."""
+        good, refused = [], []
         for row, line in batch:
             try:
                 if line.refusal:
@@ -152,9 +164,16 @@ class Planner:
                 good.append(prepare(row, line.custom_id, body, tokenizer))
             except errors.ParameterRefused as error:
                 refused.append(results.refused(self.record.id, row, line.custom_id, error))
-        for request, prompt_ids in zip(good, encode(good, tokenizer), strict=True):
+        return good, refused
+
+    def _admit(
+        self, window: Window, good: list[Prepared], encoded: list[list[int]], tokenizer: Tokenizer
+    ) -> list[ResultRow]:
+        """Put requests that fit the context into the window; return the rows of those that do not."""
+        limits = (tokenizer.context_tokens, self.settings.default_max_tokens)
+        refused = []
+        for request, prompt_ids in zip(good, encoded, strict=True):
             try:
-                limits = (tokenizer.context_tokens, self.settings.default_max_tokens)
                 window.add(self.record, request.fitted(len(prompt_ids), *limits), prompt_ids)
             except errors.ParameterRefused as error:
                 refused.append(results.refused(self.record.id, request.row, request.custom_id, error))

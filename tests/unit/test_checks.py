@@ -1,5 +1,7 @@
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jobs import checks, lines
 from tests.unit import planning
@@ -119,3 +121,36 @@ def test_content_that_cannot_run_fails_its_request_alone(content: bytes) -> None
     found = checks.check(lines.Line(1, data), planning.record(), 1000)
     assert found.custom_id == "a"
     assert found.refusal
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 2**64 - 1)
+    | st.floats()
+    | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = st.sampled_from(["custom_id", "method", "url", "body"])
+
+
+@given(st.dictionaries(NAMES, JSON, max_size=3), st.dictionaries(st.sampled_from(["model", "stream"]), JSON))
+def test_whatever_a_line_holds_it_is_taken_or_refused(changed: dict[str, object], body: object) -> None:
+    data = orjson.dumps(planning.request() | {"body": body} | changed)
+    try:
+        found = checks.check(lines.Line(1, data), planning.record(), 1000)
+    except checks.LineRefused as refused:
+        orjson.dumps(refused.error.model_dump())
+    else:
+        assert 0 < len(found.custom_id) <= checks.MAX_CUSTOM_ID
+
+
+@given(st.binary(max_size=60))
+def test_whatever_bytes_a_line_holds_it_is_taken_or_refused(data: bytes) -> None:
+    whole = planning.line(content="@").replace(b"@", data)
+    for one in (data, whole):
+        try:
+            checks.check(lines.Line(1, one), planning.record(), 1000)
+        except checks.LineRefused as refused:
+            orjson.dumps(refused.error.model_dump())

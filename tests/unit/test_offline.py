@@ -13,6 +13,7 @@ from jobs.records import PartEntry
 from jobs.store_local import LocalStore
 from tests.unit.planning import TEXT, line, request
 from worker import offline, offline_job
+from worker.engine import tiny
 from worker.engine.echo import EchoEngine
 from worker.interrupts import Interrupts
 
@@ -368,6 +369,26 @@ def test_a_file_where_the_directory_should_be_is_explained(run: Running) -> None
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit | click.ClickException)
     assert "out.jsonl.longhaul" in done.output
+
+
+def test_a_group_on_a_real_model_gives_each_request_what_it_gets_alone(run: Running, tmp_path: Path) -> None:
+    run.model = tiny.tiny_model(tmp_path / "model")
+    bodies: list[dict[str, Any]] = [
+        {"content": "x", "temperature": 0, "max_tokens": 12},
+        {"content": "seven 7", "temperature": 0, "max_tokens": 5, "ignore_eos": True},
+        {"content": "y" * 200, "temperature": 0, "max_tokens": 9},
+        {"content": "z", "seed": 1, "max_tokens": 8, "top_k": 20},
+        {"content": "w", "max_tokens": 2, "stop": ["b", "\n"]},
+    ]
+    lines = [line(f"r{n}", **body) for n, body in enumerate(bodies)]
+    assert run(*lines, options=("--engine", "auto")).exit_code == 0
+    together = [found["response"]["body"] for found in run.lines()]
+    for n in range(4):
+        assert run(lines[n], options=("--engine", "auto", "--overwrite")).exit_code == 0
+        alone = run.lines()[0]["response"]["body"]
+        assert (alone["choices"], alone["usage"]) == (together[n]["choices"], together[n]["usage"])
+    assert together[1]["usage"]["completion_tokens"] == 5
+    assert together[4]["usage"]["completion_tokens"] <= 2
 
 
 def test_the_summary_is_printed_as_json_when_asked(run: Running) -> None:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs import errors, ids, plan
+from jobs import bodies, errors, ids, plan
 from tests.unit import planning
 from tests.unit.planning import Planned, Planning, line
+from worker import translate
 
 Requests = st.lists(
     st.tuples(
@@ -51,6 +52,40 @@ def test_each_row_is_planned_once_and_windows_are_sorted_by_bucket_and_tokens(
         request.row // window for request in found.requests
     )
     assert sum(found.released) == len(found.requests)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["", "a", "16", "\0", "text", "user", "<|im_end|>"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "tool_calls", "name"]), inner)
+    ),
+    max_leaves=6,
+)
+NAMES = st.sampled_from([*bodies.ChatBody.model_fields, *bodies.NEUTRAL, "prompt", "foo"]).filter(
+    "model".__ne__
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.dictionaries(NAMES, JSON, max_size=3), min_size=1, max_size=8))
+def test_whatever_a_body_holds_its_row_is_planned_or_refused(
+    planned: Planning, requests: list[dict[str, Any]]
+) -> None:
+    for body in requests:
+        body.pop("stream", None)
+    found = planned(b"".join(line(f"r{row}", **body) for row, body in enumerate(requests)))
+    assert _once(found) == list(range(len(requests)))
+    for row in found.refused:
+        orjson.dumps(row.line)
+        assert row.line["response"]["body"]["error"]["message"]
+    for request in found.requests:
+        assert translate.engine_request(request).sampling.fault() is None
+        assert 0 < len(request.prompt_ids) <= 2048 - request.params["max_tokens"]
 
 
 def test_equal_prefixes_are_neighbours(planned: Planning) -> None:
@@ -275,7 +310,7 @@ def test_a_batch_holds_few_bytes_however_long_the_lines(
     encode = plan.encode
 
     def counted(requests: Any, tokenizer: Any) -> list[list[int]]:
-        sizes.append(len(requests))
+        sizes.extend([len(requests)] if requests else [])
         return encode(requests, tokenizer)
 
     monkeypatch.setattr(plan, "encode", counted)
