@@ -40,7 +40,13 @@ class RowState:
         if before is not None:
             return self._completion("stop", before, now)
         if len(row.token_ids) >= row.max_tokens:
-            return self._completion("length", self._decode(row.token_ids), now)
+            text = self._decode(row.token_ids)
+            before = self._matcher.cut(text)
+            return (
+                self._completion("length", text, now)
+                if before is None
+                else self._completion("stop", before, now)
+            )
         return None
 
     def _decode(self, token_ids: list[int]) -> str:

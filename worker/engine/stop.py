@@ -45,8 +45,16 @@ class StopMatcher:
             return None
         # The whole output decoded at once is the text that a user would see: cut that one.
         whole = self._decode(token_ids)
-        found = self._find(whole, 0)
-        return whole[:found] if found is not None else visible[: self._find(visible, 0)]
+        kept = self.cut(whole)
+        return visible[: self._find(visible, 0)] if kept is None else kept
+
+    def cut(self, text: str) -> str | None:
+        """Return the whole text of a row cut at a stop string, or None if none is in it.
+
+        A last check: the decoding of some tokenizers depends on more context than is looked at above.
+        """
+        found = self._find(text, 0)
+        return None if found is None else text[:found]
 
     def _find(self, text: str, start: int) -> int | None:
         start = max(start, self._blind)

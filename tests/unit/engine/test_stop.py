@@ -93,3 +93,12 @@ def test_the_result_is_that_of_decoding_everything_at_every_step(
         assert matcher.text_before_stop(list(range(count))) == expected
         if expected is not None:
             break
+
+
+def test_the_whole_text_is_cut_by_the_same_rules() -> None:
+    matcher = StopMatcher(decode, (".",), min_tokens=3)
+    for count in range(1, 4):
+        assert matcher.text_before_stop(list(b"a.b")[:count]) is None
+    assert matcher.cut("a.bc") is None
+    assert matcher.cut("a.bc.d") == "a.bc"
+    assert StopMatcher(decode, ()).cut("a.b") is None
