@@ -74,15 +74,20 @@ class ServiceStep(bootsteps.StartStopStep):
         self._begin_stop()
 
     def _on_shutdown(self, sender: Any, **_: Any) -> None:
-        """Set the exit code; do not let the interpreter unload under a thread that loads a model."""
+        """Set the exit code; do not let the interpreter unload under a thread that loads or runs a model."""
         sender.exitcode = sender.exitcode or self._supervisor.exit_code
-        if self._supervisor.loading:
+        if self._supervisor.loading or _model_threads():
             logging.shutdown()
             os._exit(sender.exitcode)
 
 
 def _end_with_failure() -> None:
     state.should_stop = platforms.EX_FAILURE
+
+
+def _model_threads() -> list[str]:
+    """Name the engine's threads that still run: torch aborts when it is unloaded under one of them."""
+    return [thread.name for thread in threading.enumerate() if thread.name in ("engine", "generate", "warm")]
 
 
 def _in_main_thread() -> bool:
