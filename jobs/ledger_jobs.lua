@@ -55,10 +55,10 @@ return call('ZRANGEBYSCORE', key.deadlines, '-inf', now, 'LIMIT', 0, 100)
 local token, kinds = ARGV[2], {'finalize', 'feed', 'plan'}
 if ARGV[3] ~= '' then kinds = {ARGV[3]} end
 local record = remembered()
-if record and call('HGET', key.unit_owners, record.unit) == token then
-  return {record.unit, record.epoch, record.attempts}
+if record then
+  local mine = record.unit and call('HGET', key.unit_owners, record.unit) == token
+  return mine and {record.unit, record.epoch, record.attempts}
 end
-if record then return false end
 for _, unit in ipairs(call('ZRANGEBYSCORE', key.later, '-inf', now, 'LIMIT', 0, 1000)) do
   call('ZREM', key.later, unit)
   call('ZADD', key['ready_' .. string.match(unit, '^%l+')], call('HGET', key.control, unit), unit)

@@ -5,15 +5,19 @@
 -- Twice: the record gives the same answer, without what the token lost since.
 local token, count, until_ = ARGV[2], tonumber(ARGV[3]), now + ARGV[6]
 
+local function waits(entry)
+  local rid = string.match(entry, '|(.*)$')
+  return call('HEXISTS', key.requests, rid) == 1 and call('HEXISTS', key.owners, rid) == 0, rid
+end
+
 local function take(list, most)
   local taken, seen = {}, {}
   while #taken < most do
     local entries = call('LPOP', list, most - #taken)
     if not entries then break end
     for _, entry in ipairs(entries) do
-      local rid = string.match(entry, '|(.*)$')
-      local waits = call('HEXISTS', key.requests, rid) == 1 and call('HEXISTS', key.owners, rid) == 0
-      if waits and not seen[rid] then
+      local waiting, rid = waits(entry)
+      if waiting and not seen[rid] then
         taken[#taken + 1], seen[rid] = entry, true
       end
     end
@@ -25,6 +29,10 @@ local function oldest()
   local found, least
   for _, bucket in ipairs(buckets) do
     local head = call('LINDEX', queue[bucket], 0)
+    while head and not waits(head) do
+      call('LPOP', queue[bucket])
+      head = call('LINDEX', queue[bucket], 0)
+    end
     local ms = head and tonumber(string.match(head, '^%d+'))
     if ms and (not least or ms < least) then found, least = bucket, ms end
   end
@@ -54,14 +62,13 @@ if call('LLEN', key.suspects) > 0 then
     return grant({}, 0, 0)
   end
 end
-local bucket = ARGV[4]
-if not queue[bucket] then bucket = oldest() end
-while bucket and count > 0 do
-  local entries = take(queue[bucket], count)
-  if #entries > 0 then return grant(entries, bucket, 0) end
+local bucket, entries = ARGV[4], {}
+if queue[bucket] then entries = take(queue[bucket], count) end
+if #entries == 0 then
   bucket = oldest()
+  if bucket then entries = take(queue[bucket], count) end
 end
-return grant({}, 0, 0)
+return grant(entries, bucket or 0, 0)
 
 --@ start
 -- '', (rid, token)... Marks them running; returns those that the token does not own.

@@ -99,6 +99,9 @@ def test_a_lost_answer_to_a_unit_claim_is_given_again(ledger: Ledger) -> None:
     support.unit_runs_out(ledger, unit)
     support.claimed(ledger, "plan")
     assert ledger.claim_unit(token="mine") is None
+    assert ledger.claim_unit(token="late") is None
+    ledger.create(support.record())
+    assert ledger.claim_unit(token="late") is None
 
 
 def test_the_first_shards_put_the_job_in_progress_and_open_its_feed(ledger: Ledger) -> None:
