@@ -4,6 +4,7 @@
 returns soon and requests can be added and cancelled meanwhile.
 """
 
+import atexit
 import gc
 import logging
 import queue
@@ -20,7 +21,7 @@ from worker.engine.types import Completion, EngineConfig, Row
 
 log = logging.getLogger(__name__)
 _STEP_SECONDS = 0.2
-_CLOSE_SECONDS = 60.0
+_CLOSE_SECONDS = 30.0
 
 
 class FallbackEngine(Engine):
@@ -38,6 +39,8 @@ class FallbackEngine(Engine):
         self._thread = threading.Thread(target=self._run_batches, name="generate", daemon=True)
         self._try_batches()
         self._thread.start()
+        # A thread inside torch when the interpreter goes away aborts the process.
+        atexit.register(self.close)
 
     @classmethod
     def open(cls, source: str, config: EngineConfig, name: str | None = None) -> "FallbackEngine":
@@ -72,6 +75,7 @@ class FallbackEngine(Engine):
         if self._closing.is_set():
             return
         self._closing.set()
+        atexit.unregister(self.close)
         self._batches.put(None)
         self._thread.join(_CLOSE_SECONDS)
         with self._lock:

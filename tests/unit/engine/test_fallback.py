@@ -1,7 +1,10 @@
 """The fallback engine on a tiny model in float64, where padded and single rows agree to the last token."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -313,6 +316,18 @@ def test_closing_ends_a_running_batch(open_tiny: Open) -> None:
     engine.close()
     assert time.monotonic() - started < 5
     assert not engine._thread.is_alive()
+
+
+def test_a_process_that_exits_while_a_batch_runs_exits_cleanly(tiny_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from worker.engine import Engine, Request, Sampling\n"
+        f"engine = Engine.load({str(tiny_path)!r})\n"
+        "engine.add([Request('a', [1, 2], Sampling(2000, ignore_eos=True))])\n"
+        "engine.step()\n"
+        "sys.exit(3)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 3
 
 
 def fail_with(error: Exception) -> Callable[..., object]:
