@@ -14,7 +14,6 @@ from api import errors as shapes
 from api.context import Context
 from api.reaper import Reaper
 from jobs import errors, log
-from jobs.queue import without_password
 from jobs.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -92,8 +91,7 @@ def _from_environment() -> FastAPI:
 def start(settings: Settings) -> FastAPI:
     """Return the app, and log the settings it has, secrets masked."""
     app = create_app(settings)
-    masked = settings.model_dump(mode="json") | {"redis_url": without_password(settings.redis_url)}
-    logger.info("settings", extra={"settings": masked})
+    logger.info("settings", extra={"settings": settings.shown()})
     return app
 
 

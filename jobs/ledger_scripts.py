@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from jobs import buckets, errors
+from jobs.settings import without_password
 
 _GLOBAL = (
     "control",
@@ -62,15 +62,6 @@ def connect(url: str, timeout_seconds: float = 5) -> redis.Redis:
         client.close()
         raise errors.RedisUnreachable(url=without_password(url), reason=error) from None
     return client
-
-
-def without_password(url: str) -> str:
-    """Return the URL as it may be shown."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    user_and_host = f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"
-    return urlunsplit(parts._replace(netloc=user_and_host))
 
 
 class Keys:

@@ -9,14 +9,14 @@ import ssl
 import threading
 import time
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import redis
 from celery import Celery
 from kombu import entity, exceptions
 
 from jobs import errors
-from jobs.settings import Settings
+from jobs.settings import Settings, without_password
 
 CONTROL = "control"
 PLAN, FEED, FINALIZE, WAKE = "longhaul.plan", "longhaul.feed", "longhaul.finalize", "longhaul.wake"
@@ -88,14 +88,6 @@ def check(settings: Settings, patience_seconds: float = 4) -> None:
                 url = without_password(settings.redis_url)
                 raise errors.RedisUnreachable(url=url, reason=str(error) or type(error).__name__) from None
         time.sleep(0.2)
-
-
-def without_password(url: str) -> str:
-    """Return a URL that may be logged."""
-    parts = urlsplit(url)
-    credentials, at, host = parts.netloc.rpartition("@")
-    user, colon, _ = credentials.partition(":")
-    return urlunsplit(parts._replace(netloc=f"{user}{colon}{'***' if colon else ''}{at}{host}"))
 
 
 class Producer:

@@ -3,10 +3,12 @@
 import difflib
 import hashlib
 import os
+import re
 import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -146,6 +148,10 @@ class Settings(BaseSettings):
             raise errors.SettingsError(f"LONGHAUL_MODEL={self.model!r} is not in {self._names}.")
         return self.model
 
+    def shown(self) -> dict[str, Any]:
+        """Return the settings as JSON values without secrets, to be logged."""
+        return self.model_dump(mode="json") | {"redis_url": without_password(self.redis_url)}
+
     @property
     def _names(self) -> str:
         return f"LONGHAUL_MODELS ({', '.join(self.models) or 'empty'})"
@@ -154,6 +160,15 @@ class Settings(BaseSettings):
     def fingerprints(self) -> dict[str, str]:
         """name -> fingerprint of every served model."""
         return {name: model.fingerprint(name) for name, model in self.models.items()}
+
+
+def without_password(url: str) -> str:
+    """Return a URL that may be shown."""
+    parts = urlsplit(url)
+    credentials, at, host = parts.netloc.rpartition("@")
+    user, colon, _ = credentials.partition(":")
+    query = re.sub(r"(?<=password=)[^&]*", "***", parts.query)
+    return urlunsplit(parts._replace(netloc=f"{user}{colon}{'***' if colon else ''}{at}{host}", query=query))
 
 
 def _readable(error: Exception) -> str:

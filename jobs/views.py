@@ -1,19 +1,10 @@
 """The wire form of what the store and the ledger know: pure functions from records to schema objects."""
 
-from jobs import schema
+from jobs import ledger_answers, schema
 from jobs.ledger import Job
 from jobs.records import FileRecord, JobRecord, Manifest
 
 TERMINAL = frozenset({"completed", "failed", "cancelled", "expired"})
-_TIMES = (
-    "in_progress_at",
-    "finalizing_at",
-    "completed_at",
-    "failed_at",
-    "expired_at",
-    "cancelling_at",
-    "cancelled_at",
-)
 
 
 def file(record: FileRecord) -> schema.File:
@@ -73,7 +64,7 @@ def _ended(record: JobRecord, manifest: Manifest) -> schema.Batch:
 def _batch(
     record: JobRecord, status: str, model: str | None, times: dict[str, float], **fields: object
 ) -> schema.Batch:
-    stamps = {name: int(times[name]) for name in _TIMES if times.get(name)}
+    stamps = {name: int(times[name]) for name in ledger_answers.TIMES if times.get(name)}
     return schema.Batch.model_validate(
         {
             "id": record.id,

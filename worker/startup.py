@@ -1,7 +1,6 @@
 """What is checked before a worker starts, so that a mistake ends it with one line instead of a retry loop."""
 
 import logging
-from typing import Any
 
 from kombu import entity
 
@@ -23,15 +22,8 @@ def check(settings: Settings) -> list[entity.Queue]:
 
     Raises SettingsError, RedisUnreachable or StoreUnreachable. A Redis that is lost later is waited for.
     """
-    log.info("settings", extra={"settings": masked(settings)})
+    log.info("settings", extra={"settings": settings.shown()})
     consumed = queue.queues(settings)
     queue.check(settings)
     store.open_store(settings).check()
     return consumed
-
-
-def masked(settings: Settings) -> dict[str, Any]:
-    """Return the settings as JSON values that may be logged."""
-    values = settings.model_dump(mode="json")
-    values["redis_url"] = queue.without_password(settings.redis_url)
-    return values

@@ -3,7 +3,7 @@
 import pytest
 
 from jobs import errors, queue
-from jobs.settings import ModelSettings, Settings
+from jobs.settings import ModelSettings, Settings, without_password
 
 ECHO = ModelSettings(source="nowhere", engine="echo")
 
@@ -38,11 +38,12 @@ def test_a_worker_consumes_control_and_its_own_model_alone() -> None:
         ("redis://:geheim@host/1", "redis://:***@host/1"),
         ("rediss://user:geh@eim@host:1/1", "rediss://user:***@host:1/1"),
         ("redis://user@host", "redis://user@host"),
+        ("redis://host/0?password=geheim&db=1", "redis://host/0?password=***&db=1"),
         ("unix://:geheim@/run/redis.sock?db=2", "unix://:***@/run/redis.sock?db=2"),
     ],
 )
 def test_a_password_in_a_url_is_never_shown(url: str, shown: str) -> None:
-    assert queue.without_password(url) == shown
+    assert without_password(url) == shown
 
 
 def test_every_key_of_celery_lies_in_the_namespace() -> None:
