@@ -133,6 +133,7 @@ class Service:
                 self._wake.wait(self.settings.poll_seconds)
                 self._wake.clear()
         self._drain(puller, self._flusher)
+        self._engine.close()
 
     def _drain(self, puller: Puller, flusher: Flusher) -> None:
         keep = self.settings.drain_seconds * FLUSH_SHARE

@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 import time
+from dataclasses import replace
 
 import torch
 
@@ -130,21 +131,22 @@ class FallbackEngine(Engine):
     def _run(self, rows: list[Row]) -> None:
         """Run rows to their end, in as many batches as memory asks for."""
         states = {row: RowState(row, self._loaded.tokenizer, self._loaded.eos_ids) for row in rows}
+        one_by_one = False
         while states and not self._closing.is_set():
-            limits = self._limits()
+            limits = replace(self._limits(), rows=1) if one_by_one else self._limits()
             together = [states[row] for row in batching.form(list(states), limits)]
             batch = running.Batch(self._loaded, together, limits, self.stats, self._hand_over, self._closing)
             error = batch.run()
             if error is not None:
-                self._recover(error, together)
+                one_by_one = self._recover(error, together) or one_by_one
             left = [state for state in together if not state.done]
             if left and error is None:  # cut at its limits
                 self.stats.batches_cut += 1
                 log.info("batch cut at its limits rows=%d unfinished=%d", len(together), len(left))
             states = {row: state for row, state in states.items() if not (state.done or row.dropped)}
 
-    def _recover(self, error: Exception, together: list[RowState]) -> None:
-        """Make the next batch smaller when memory did not suffice; else fail the rows of this one."""
+    def _recover(self, error: Exception, together: list[RowState]) -> bool:
+        """Make batches smaller when memory did not suffice, fail a row that raises; True: run rows one by one."""
         if _is_out_of_memory(error) and len(together) > 1:
             _free_memory()
             planned = len(together) * batching.length([state.row for state in together])
@@ -155,15 +157,19 @@ class FallbackEngine(Engine):
                 len(together),
                 self._batch_tokens,
             )
-            return
+            return False
         if _is_device_lost(error):
             raise error
         line = f"{type(error).__name__}: {error}".split("\n")[0]
         log.error("batch failed rows=%d error=%r", len(together), line)
+        if len(together) > 1:  # one of them may be at fault: the others must not fail with it
+            self.stats.batches_failed += 1
+            return True
         for state in together:
             if not state.done:
                 state.done = True
                 self._hand_over(state.row, self._completion(state.row, "error", error=line))
+        return True
 
     def _limits(self) -> batching.Limits:
         rows = 1 if self._batches_of is padding.Batches.ONE_ROW else self.config.max_running

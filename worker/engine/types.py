@@ -114,6 +114,8 @@ class Stats:
     decode_steps: int = 0
     tokens_sampled: int = 0
     out_of_memory_splits: int = 0
+    batches_failed: int = 0
+    """Batches that raised and whose rows ran again one by one."""
     batches_cut: int = 0
     """Batches that grew to their limits; what was unfinished went on in smaller ones, computed again."""
     padding_differs: int = 0

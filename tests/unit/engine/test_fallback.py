@@ -224,6 +224,27 @@ def test_an_error_in_generate_is_an_error_of_its_rows_only(
     assert [c.finish_reason for c in engine.generate([request("c", [1, 2])])] != ["error"]
 
 
+def test_a_row_that_raises_does_not_fail_its_neighbours(
+    open_tiny: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_tiny()
+    requests = [request(str(i), [i + 1, 2], max_tokens=5) for i in range(4)]
+    expected = {c.id: c.token_ids for c in engine.generate(requests)}
+    model = engine._loaded.model
+    generate = model.generate
+
+    def raises_on_three(input_ids: torch.Tensor, **options: object) -> object:
+        if (input_ids[:, -2] == 3).any():
+            raise RuntimeError("three")
+        return generate(input_ids=input_ids, **options)
+
+    monkeypatch.setattr(model, "generate", raises_on_three)
+    done = {c.id: c for c in engine.generate(requests)}
+    assert done.pop("2").error == "RuntimeError: three"
+    assert {id: c.token_ids for id, c in done.items()} == {id: expected[id] for id in done}
+    assert engine.stats.batches_failed == 1
+
+
 def test_out_of_memory_halves_the_batch(open_tiny: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = open_tiny()
     model = engine._loaded.model
