@@ -146,7 +146,7 @@ class FallbackEngine(Engine):
             states = {row: state for row, state in states.items() if not (state.done or row.dropped)}
 
     def _recover(self, error: Exception, together: list[RowState]) -> bool:
-        """Make batches smaller when memory did not suffice, fail a row that raises; True: run rows one by one."""
+        """Make batches smaller when memory was short, fail a lone row that raises; True: run one by one."""
         if _is_out_of_memory(error) and len(together) > 1:
             _free_memory()
             planned = len(together) * batching.length([state.row for state in together])
