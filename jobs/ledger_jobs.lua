@@ -212,7 +212,7 @@ if ARGV[6] == '1' then
 else
   call('HINCRBY', key.job, 'offset', requests)
 end
-if requests > 0 or ARGV[6] == '1' then call('HSET', key.job, 'fed_call', this) end
+call('HSET', key.job, 'fed_call', this)
 settle()
 return 1
 
@@ -222,7 +222,7 @@ return 1
 local state = field('state')
 if state == '' or terminal[state] then return 1 end
 if not owns('finalize', ARGV[3]) then return lost end
-if not terminal[ARGV[4]] or open[state] then return illegal(ARGV[4]) end
+if not terminal[ARGV[4]] then return illegal(ARGV[4]) end
 local other = other_model(ARGV[2])
 if other then return other end
 revoke()

@@ -43,19 +43,18 @@ def _bring_back(job_id: str, ledger: Ledger, store: ObjectStore) -> bool:
         store.delete(OPEN + job_id)
         return False
     record = JobRecord.from_json(store.get(f"jobs/{job_id}/job.json"))
-    if not ledger.create(record):
+    # Held while parts are registered: a plan that was faster would have finished rows run again, and a
+    # deadline or a cancellation would leave them out of the results.
+    unit = ledger.recover(record)
+    if unit is None:
         return False
-    # Held while parts are registered: a plan that was faster would have finished rows run again.
-    unit = ledger.claim_unit("plan", job_id)
     for name in results.list_parts(store, job_id):
         finished = [_finished(job_id, row) for row in results.read_part(store, job_id, PartEntry(name))]
         ledger.complete(None, job_id, name, finished)
-        if unit:
-            ledger.extend_unit(unit)
+        ledger.extend_unit(unit)
     if store.size(f"jobs/{job_id}/cancelled") is not None:
         ledger.cancel(job_id)
-    elif unit:
-        ledger.release_unit(unit)
+    ledger.release_unit(unit)
     return True
 
 

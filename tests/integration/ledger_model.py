@@ -154,8 +154,7 @@ class Model:
                 job.live[request.id] = Request(request)
                 self.queues[job.fingerprint, request.bucket].append(request.id)
                 job.fed += 1
-        if requests or last:
-            job.fed_call = call
+        job.fed_call = call
         job.cursor, job.offset = (job.cursor + 1, 0) if last else (job.cursor, offset + len(requests))
         self._settle(job)
         return True

@@ -113,6 +113,17 @@ def test_the_first_shards_put_the_job_in_progress_and_open_its_feed(ledger: Ledg
     assert ledger.feed_state(feeder) == FeedState("a", 0, 4, 256_000_000, planned=False)
 
 
+def test_shards_are_taken_from_a_plan_that_has_begun_under_this_lease_only(ledger: Ledger) -> None:
+    dead = planning(ledger)
+    ledger.add_shards(dead, ["1/a"], 4)
+    support.unit_runs_out(ledger, dead)
+    unit = support.claimed(ledger, "plan")
+    with pytest.raises(errors.LeaseLost):
+        ledger.add_shards(unit, ["2/a"], 4)
+    with pytest.raises(errors.LeaseLost):
+        ledger.end_plan(unit)
+
+
 def test_feeding_moves_a_cursor_and_refuses_to_move_it_twice(ledger: Ledger) -> None:
     unit = planning(ledger)
     ledger.add_shards(unit, ["a", "b"], 4)
@@ -203,6 +214,8 @@ def test_a_feed_that_waits_is_due_at_once_when_the_window_is_half_empty(ledger: 
     assert ledger.claim_unit("feed") is None
     ledger.complete(MODEL, unit.job_id, "two", support.finished(group.leases[1:2]))
     assert support.claimed(ledger, "feed").job_id == unit.job_id
+    ledger.complete(MODEL, unit.job_id, "three", support.finished(group.leases[2:3]))
+    assert ledger.claim_unit("feed") is None
 
 
 def test_new_shards_make_a_waiting_feed_due(ledger: Ledger) -> None:
