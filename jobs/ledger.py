@@ -241,6 +241,8 @@ class Ledger:
         `idle`: the caller runs nothing. Only then it gets a suspect, alone. While suspects wait, one busy
         worker gets nothing (None), so that it becomes idle.
         """
+        if count < 1:
+            return None
         token = token or uuid.uuid4().hex
         keys = self._keys.of(model=fingerprint, token=token)
         args = (self.worker, token, count, prefer or "", int(idle), self._lease_ms, _REMEMBER_MS)

@@ -25,15 +25,20 @@ local function take(list, most)
   return taken
 end
 
+local function head(list)
+  local entry = call('LINDEX', list, 0)
+  while entry and not waits(entry) do
+    call('LPOP', list)
+    entry = call('LINDEX', list, 0)
+  end
+  return entry
+end
+
 local function oldest()
   local found, least
   for _, bucket in ipairs(buckets) do
-    local head = call('LINDEX', queue[bucket], 0)
-    while head and not waits(head) do
-      call('LPOP', queue[bucket])
-      head = call('LINDEX', queue[bucket], 0)
-    end
-    local ms = head and tonumber(string.match(head, '^%d+'))
+    local entry = head(queue[bucket])
+    local ms = entry and tonumber(string.match(entry, '^%d+'))
     if ms and (not least or ms < least) then found, least = bucket, ms end
   end
   return found
@@ -53,11 +58,9 @@ end
 
 local record = remembered()
 if record then return granted(token, record) end
-if call('LLEN', key.suspects) > 0 then
-  if ARGV[5] == '1' then
-    local entries = take(key.suspects, 1)
-    if #entries > 0 then return grant(entries, 0, 1) end
-  elseif call('SET', key.drain, id, 'NX', 'PX', ARGV[6]) or call('GET', key.drain) == id then
+if head(key.suspects) then
+  if ARGV[5] == '1' then return grant(take(key.suspects, 1), 0, 1) end
+  if call('SET', key.drain, id, 'NX', 'PX', ARGV[6]) or call('GET', key.drain) == id then
     call('PEXPIRE', key.drain, ARGV[6])
     return grant({}, 0, 0)
   end

@@ -35,6 +35,8 @@ class Agreement:
                 )
                 assert found.fed == job.fed
             assert found.live == len(job.live)
+            size = sum(len(request.planned.to_json()) for request in job.live.values())
+            assert int(self.client.hget(self.ledger._keys.name("job", job_id), "live_bytes") or 0) == size
             assert found.planned == job.planned
             assert self.ledger.parts(job_id) == [PartEntry(*entry) for entry in job.parts.items()]
             bits = self.ledger.done(job_id)

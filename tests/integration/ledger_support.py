@@ -57,6 +57,15 @@ def plan(ledger: Ledger, job_id: str, shards: Sequence[str], total: int, fingerp
     ledger.end_plan(unit)
 
 
+def planning(ledger: Ledger, total: int = 8) -> Unit:
+    """Create a job and begin its plan; return the plan unit."""
+    entered = record()
+    ledger.create(entered)
+    unit = claimed(ledger, "plan", entered.id)
+    ledger.begin_plan(unit, total, "tiny", MODEL)
+    return unit
+
+
 def claimed(ledger: Ledger, kind: str, job_id: str | None = None) -> Unit:
     unit = ledger.claim_unit(kind, job_id)
     assert unit is not None

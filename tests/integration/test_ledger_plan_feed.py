@@ -1,4 +1,4 @@
-"""Units, planning and feeding: leases on steps of a job, cursors, room, plans that start over, recovery."""
+"""Planning and feeding: cursors, room, the end of the work, plans that start over, recovery."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from jobs import errors, ids
-from jobs.ledger import FeedState, Finished, Ledger, State, Unit
+from jobs.ledger import FeedState, Finished, Ledger, State
 from tests.integration import ledger_support as support
 
 MODEL = support.MODEL
@@ -18,94 +18,14 @@ def ledger(redis_url: str) -> Iterator[Ledger]:
         yield Ledger(client, support.NAMESPACE, lease_seconds=3600, feed_window_requests=4)
 
 
-def planning(ledger: Ledger, total: int = 8) -> Unit:
-    entered = support.record()
-    ledger.create(entered)
-    unit = support.claimed(ledger, "plan", entered.id)
-    ledger.begin_plan(unit, total, "tiny", MODEL)
-    return unit
-
-
 def state(ledger: Ledger, job_id: str) -> State:
     job = ledger.job(job_id)
     assert job is not None
     return job.state
 
 
-def test_a_unit_is_leased_to_one_and_comes_back_when_its_owner_vanishes(ledger: Ledger) -> None:
-    ledger.create(support.record())
-    first = support.claimed(ledger, "plan")
-    assert ledger.claim_unit() is None
-    support.unit_runs_out(ledger, first)
-    second = support.claimed(ledger, "plan")
-    assert second.epoch > first.epoch
-    assert (first.attempts, second.attempts) == (1, 2)
-    assert not ledger.extend_unit(first)
-    ledger.release_unit(first)
-    assert ledger.extend_unit(second)
-    with pytest.raises(errors.LeaseLost):
-        ledger.begin_plan(first, 1, "tiny", MODEL)
-    ledger.begin_plan(second, 1, "tiny", MODEL)
-
-
-def test_a_lease_that_ran_out_but_that_nobody_took_may_be_extended(ledger: Ledger) -> None:
-    mine, other = planning(ledger), planning(ledger)
-    support.unit_runs_out(ledger, mine)
-    # This claim finds the lease run out and makes the unit ready, and takes neither.
-    assert ledger.claim_unit("finalize") is None
-    assert ledger.extend_unit(mine)
-    assert ledger.claim_unit() is None
-    assert ledger.extend_unit(other)
-
-
-def test_a_released_unit_is_due_at_once_or_after_its_delay(ledger: Ledger) -> None:
-    unit = planning(ledger)
-    ledger.release_unit(unit)
-    unit = support.claimed(ledger, "plan")
-    assert unit.attempts == 1
-    ledger.release_unit(unit, delay_seconds=60)
-    assert ledger.claim_unit() is None
-    assert ledger.claim_unit("plan", unit.job_id) is None
-    assert ledger.depth().control == 1
-    support.unit_runs_out(ledger, unit)
-    assert support.claimed(ledger, "plan", unit.job_id).job_id == unit.job_id
-
-
-def test_units_go_by_priority_then_deadline(ledger: Ledger) -> None:
-    late = support.record(seconds=900)
-    soon = support.record(seconds=60)
-    important = support.record(seconds=5000, priority=3)
-    lowly = support.record(seconds=1, priority=-1)
-    for entered in (late, lowly, soon, important):
-        ledger.create(entered)
-    order = [support.claimed(ledger, "plan").job_id for _ in range(4)]
-    assert order == [important.id, soon.id, late.id, lowly.id]
-
-
-def test_a_unit_may_be_asked_for_by_job_and_kind(ledger: Ledger) -> None:
-    ledger.create(support.record())
-    wanted = support.record()
-    ledger.create(wanted)
-    assert ledger.claim_unit("feed", wanted.id) is None
-    assert support.claimed(ledger, "plan", wanted.id).job_id == wanted.id
-    assert ledger.claim_unit(job_id=wanted.id) is None
-
-
-def test_a_lost_answer_to_a_unit_claim_is_given_again(ledger: Ledger) -> None:
-    ledger.create(support.record())
-    unit = ledger.claim_unit(token="mine")
-    assert unit is not None
-    assert ledger.claim_unit(token="mine") == unit
-    support.unit_runs_out(ledger, unit)
-    support.claimed(ledger, "plan")
-    assert ledger.claim_unit(token="mine") is None
-    assert ledger.claim_unit(token="late") is None
-    ledger.create(support.record())
-    assert ledger.claim_unit(token="late") is None
-
-
 def test_the_first_shards_put_the_job_in_progress_and_open_its_feed(ledger: Ledger) -> None:
-    unit = planning(ledger)
+    unit = support.planning(ledger)
     assert ledger.claim_unit("feed") is None
     ledger.add_shards(unit, ["a", "b"], 4)
     assert state(ledger, unit.job_id) == State.IN_PROGRESS
@@ -114,7 +34,7 @@ def test_the_first_shards_put_the_job_in_progress_and_open_its_feed(ledger: Ledg
 
 
 def test_shards_are_taken_from_a_plan_that_has_begun_under_this_lease_only(ledger: Ledger) -> None:
-    dead = planning(ledger)
+    dead = support.planning(ledger)
     ledger.add_shards(dead, ["1/a"], 4)
     support.unit_runs_out(ledger, dead)
     unit = support.claimed(ledger, "plan")
@@ -125,7 +45,7 @@ def test_shards_are_taken_from_a_plan_that_has_begun_under_this_lease_only(ledge
 
 
 def test_feeding_moves_a_cursor_and_refuses_to_move_it_twice(ledger: Ledger) -> None:
-    unit = planning(ledger)
+    unit = support.planning(ledger)
     ledger.add_shards(unit, ["a", "b"], 4)
     feeder = support.claimed(ledger, "feed")
     listed = support.requests(unit.job_id, 4)
@@ -144,7 +64,7 @@ def test_feeding_moves_a_cursor_and_refuses_to_move_it_twice(ledger: Ledger) -> 
 
 
 def test_a_feed_without_requests_may_be_followed_by_one_with_some(ledger: Ledger) -> None:
-    unit = planning(ledger)
+    unit = support.planning(ledger)
     ledger.add_shards(unit, ["a"], 4)
     feeder = support.claimed(ledger, "feed")
     assert ledger.feed(feeder, "a", 0, [], last=False)
@@ -153,7 +73,7 @@ def test_a_feed_without_requests_may_be_followed_by_one_with_some(ledger: Ledger
 
 
 def test_a_feeder_that_lost_its_unit_feeds_nothing(ledger: Ledger) -> None:
-    unit = planning(ledger)
+    unit = support.planning(ledger)
     ledger.add_shards(unit, ["a"], 4)
     zombie = support.claimed(ledger, "feed")
     support.unit_runs_out(ledger, zombie)
@@ -169,7 +89,7 @@ def test_a_feeder_that_lost_its_unit_feeds_nothing(ledger: Ledger) -> None:
 def test_a_request_of_another_job_or_of_no_bucket_is_refused(
     ledger: Ledger, change: dict[str, object]
 ) -> None:
-    unit = planning(ledger)
+    unit = support.planning(ledger)
     ledger.add_shards(unit, ["a"], 4)
     wrong = support.request(unit.job_id, 0)
     wrong = type(wrong)(**{**wrong.__dict__, **change})
@@ -178,7 +98,7 @@ def test_a_request_of_another_job_or_of_no_bucket_is_refused(
 
 
 def test_room_is_the_window_less_what_lives(ledger: Ledger) -> None:
-    unit = planning(ledger)
+    unit = support.planning(ledger)
     ledger.add_shards(unit, ["a"], 8)
     feeder = support.claimed(ledger, "feed")
     ledger.feed(feeder, "a", 0, support.requests(unit.job_id, 3), last=False)
@@ -192,19 +112,22 @@ def test_room_is_the_window_less_what_lives(ledger: Ledger) -> None:
 def test_a_job_of_long_prompts_leaves_room_for_the_others(ledger: Ledger) -> None:
     size = len(support.request(ids.batch_id(), 0).to_json())
     ledger._budget = 4 * size
-    big = planning(ledger)
+    big = support.planning(ledger)
     ledger.add_shards(big, ["a"], 8)
     feeder = support.claimed(ledger, "feed", big.job_id)
     ledger.feed(feeder, "a", 0, [support.request(big.job_id, 0)] * 1, last=False)
     assert ledger.feed_state(feeder).room_bytes == 3 * size
-    small = planning(ledger)
+    small = support.planning(ledger)
     ledger.add_shards(small, ["b"], 1)
     assert ledger.feed_state(feeder).room_bytes == size
     assert ledger.feed_state(support.claimed(ledger, "feed", small.job_id)).room_bytes == 3 * size
+    group = support.group_of(ledger)
+    ledger.complete(MODEL, big.job_id, "part", support.finished(group.leases))
+    assert ledger.feed_state(feeder).room_bytes == 4 * size
 
 
 def test_a_feed_that_waits_is_due_at_once_when_the_window_is_half_empty(ledger: Ledger) -> None:
-    unit = planning(ledger)
+    unit = support.planning(ledger)
     ledger.add_shards(unit, ["a"], 8)
     feeder = support.claimed(ledger, "feed")
     ledger.feed(feeder, "a", 0, support.requests(unit.job_id, 4), last=False)
@@ -219,7 +142,7 @@ def test_a_feed_that_waits_is_due_at_once_when_the_window_is_half_empty(ledger: 
 
 
 def test_new_shards_make_a_waiting_feed_due(ledger: Ledger) -> None:
-    unit = planning(ledger)
+    unit = support.planning(ledger)
     ledger.add_shards(unit, ["a"], 1)
     feeder = support.claimed(ledger, "feed")
     ledger.feed(feeder, "a", 0, support.requests(unit.job_id, 1), last=True)
@@ -241,7 +164,7 @@ def test_the_end_is_seen_by_the_last_completion(ledger: Ledger) -> None:
 
 
 def test_the_end_is_seen_by_the_end_of_the_plan(ledger: Ledger) -> None:
-    unit = planning(ledger, total=1)
+    unit = support.planning(ledger, total=1)
     ledger.add_shards(unit, ["a"], 1)
     feeder = support.claimed(ledger, "feed")
     ledger.feed(feeder, "a", 0, support.requests(unit.job_id, 1), last=True)
@@ -256,7 +179,7 @@ def test_the_end_is_seen_by_the_end_of_the_plan(ledger: Ledger) -> None:
 
 
 def test_the_end_is_seen_by_a_feed_that_finds_every_row_done(ledger: Ledger) -> None:
-    unit = planning(ledger, total=2)
+    unit = support.planning(ledger, total=2)
     ledger.add_shards(unit, ["a"], 2)
     ledger.end_plan(unit)
     feeder = support.claimed(ledger, "feed")
@@ -283,7 +206,7 @@ def test_the_end_is_seen_when_the_last_request_is_given_up(ledger: Ledger) -> No
 
 def test_a_plan_that_starts_over_feeds_nothing_twice(ledger: Ledger) -> None:
     # The race: a planner is killed between two windows; what it released is being fed and run meanwhile.
-    dead = planning(ledger, total=4)
+    dead = support.planning(ledger, total=4)
     job_id = dead.job_id
     listed = support.requests(job_id, 4)
     ledger.add_shards(dead, ["1/a"], 2)
@@ -309,14 +232,14 @@ def test_a_plan_that_starts_over_feeds_nothing_twice(ledger: Ledger) -> None:
 
 def test_a_late_duplicate_of_begin_plan_does_not_drop_the_shards(ledger: Ledger) -> None:
     # The race: the client waited in vain for begin_plan, repeated it and went on; then the first one arrives.
-    unit = planning(ledger)
+    unit = support.planning(ledger)
     ledger.add_shards(unit, ["a"], 1)
     ledger.begin_plan(unit, 8, "tiny", MODEL)
     assert ledger.feed_state(support.claimed(ledger, "feed")).shard == "a"
 
 
 def test_a_plan_under_new_weights_takes_back_what_was_fed_under_the_old(ledger: Ledger) -> None:
-    dead = planning(ledger, total=2)
+    dead = support.planning(ledger, total=2)
     listed = support.requests(dead.job_id, 2)
     ledger.add_shards(dead, ["1/a"], 2)
     feeder = support.claimed(ledger, "feed")
@@ -400,18 +323,3 @@ def test_a_recovery_that_dies_leaves_the_job_to_the_plan(ledger: Ledger) -> None
     support.unit_runs_out(ledger, unit)
     assert ledger.expire_due() == [entered.id]
     assert support.claimed(ledger, "finalize").job_id == entered.id
-
-
-def test_every_open_unit_counts_as_depth_until_it_is_closed(ledger: Ledger) -> None:
-    unit = planning(ledger, total=1)
-    assert ledger.depth().control == 1
-    ledger.add_shards(unit, ["a"], 1)
-    assert ledger.depth().control == 2
-    ledger.end_plan(unit)
-    assert ledger.depth().control == 1
-    ledger.feed(support.claimed(ledger, "feed"), "a", 0, support.requests(unit.job_id, 1), last=True)
-    assert ledger.depth().control == 0
-    ledger.complete(MODEL, unit.job_id, "part", support.finished(support.group_of(ledger).leases))
-    assert ledger.depth().control == 1
-    support.finish(ledger, unit.job_id)
-    assert ledger.depth().control == 0
