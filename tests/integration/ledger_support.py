@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs import errors, ids
 from jobs.ledger import Finished, Group, Lease, Ledger, Unit
-from jobs.ledger_scripts import Argument, Scripts
+from jobs.ledger_scripts import Argument, OtherModel, Scripts
 from jobs.records import JobRecord, Manifest, PlannedRequest
 
 MODEL = "tiny@1"
@@ -157,7 +157,7 @@ class RunTwice(Scripts):
     def replay(self, call: int) -> None:
         """Run a call once more, now."""
         name, keys, args = self.log[call]
-        with contextlib.suppress(errors.LeaseLost, errors.Conflict):
+        with contextlib.suppress(errors.LeaseLost, errors.Conflict, OtherModel):
             super().run(name, keys, *args)
 
 
