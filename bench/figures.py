@@ -15,8 +15,6 @@ _OWN_TOKENS = 32
 _BATCH = 8
 _BATCH_PROMPT_TOKENS = 32
 _BATCH_OUTPUT_TOKENS = 64
-# What an engine that measures itself puts into its stats.
-_SCHEDULING, _STEPPING, _FEW_STEPS = "scheduling_seconds", "step_seconds", "steps_below_8"
 
 
 @dataclass
@@ -65,21 +63,17 @@ def batch(engine: Child, inputs: Inputs, repeats: int) -> dict[str, Any]:
 
 
 def steps(engine: Child, inputs: Inputs, repeats: int, workload: Workload) -> dict[str, Any]:
-    """Count decode steps with fewer than 8 running, and what scheduling takes of a step (None: not told)."""
+    """Count steps with fewer than 8 running, and what scheduling takes of a step (None: not told)."""
     runs = [engine.run(inputs.fresh(workload)).stats for _ in range(repeats)]
-    told = runs[0].keys()
-    few, all_steps = (
-        (_FEW_STEPS, "decode_steps") if _FEW_STEPS in told else ("watched_steps_below_8", "watched_steps")
-    )
-    result: dict[str, Any] = {
-        "decode_steps": statistics.median(run.get(all_steps, 0) for run in runs),
-        "share_below_8": _share(runs, few, all_steps),
-        "scheduling_share": _share(runs, _SCHEDULING, _STEPPING),
-        "scheduling_seconds_per_step": None,
+    # Steps that an engine does not count itself were watched from outside, a little less exactly.
+    own = bool(runs[0].get("steps"))
+    few, whole = ("steps_below_8", "steps") if own else ("watched_steps_below_8", "watched_steps")
+    return {
+        "steps": statistics.median(run.get(whole, 0) for run in runs),
+        "share_below_8": _share(runs, few, whole),
+        "scheduling_share": _share(runs, "scheduling_seconds", "step_seconds"),
+        "scheduling_seconds_per_step": _share(runs, "scheduling_seconds", whole),
     }
-    if _SCHEDULING in told:
-        result["scheduling_seconds_per_step"] = _share(runs, _SCHEDULING, "decode_steps")
-    return result
 
 
 def _share(runs: list[dict[str, float]], part: str, whole: str) -> float | None:

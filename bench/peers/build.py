@@ -42,7 +42,7 @@ def build(name: str) -> None:
     index = os.environ.get("TORCH_INDEX")
     more = ["--extra-index-url", index] if index else []
     pip: list[str | Path] = [venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
-    _run(*pip, "install", "--quiet", "--no-deps", *more, "--requirement", pins)
+    _run(*pip, "install", "-qq", "--no-deps", *more, "--requirement", pins)
     # Last: a stamp is there only after everything before it succeeded.
     stamp.write_text(wanted)
 
