@@ -5,7 +5,7 @@ PY := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run up test test-all check format bench bootstrap model clean
+.PHONY: help run up test test-all check format bench bench-peers bootstrap model clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' Makefile | expand -t 20
@@ -33,6 +33,9 @@ format: bootstrap ## let ruff put the format right
 
 bench: model ## the system's own cost: lines per second and peak memory with an engine that echoes
 	@$(PY) -m bench.system --json $(ARGS)
+
+bench-peers: bootstrap ## install the engines that bench/engine.py compares ours with (ARGS=vllm for one)
+	@$(PY) -m bench.peers.build $(ARGS)
 
 bootstrap: ## make or repair .venv
 	@infra/bootstrap
