@@ -11,7 +11,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -185,13 +184,15 @@ class Stack:
             status = worker.process.returncode
             now = time.monotonic()
             self._deaths = [death for death in self._deaths if now - death < 60] + [now]
-            # One that ends itself early cannot run at all (no such model, say). One that was killed may have
-            # met a poisonous request, and such a request is given up after a few deaths.
-            if (status > 0 and now - worker.started < 30) or len(self._deaths) > 5:
+            # One that ends itself early cannot run at all (no such model, say; a hub that does not answer is
+            # asked for a minute). One that was killed may have met a poisonous request, and such a request
+            # is given up after a few deaths.
+            if (status > 0 and now - worker.started < 120) or len(self._deaths) > 5:
                 raise worker.failed(f"ended with exit status {status}")
             self._started.remove(worker)
             self.workers[index] = self._spawn_worker(index + 1)
-            lines.append(f"{worker.name} ended with exit status {status}; started another.")
+            why = f" Its last words are in {worker.log}." if status > 0 else ""
+            lines.append(f"{worker.name} ended with exit status {status}; started another.{why}")
         return lines
 
     def wait(self, report: Any = print) -> None:
@@ -211,9 +212,9 @@ class Stack:
             while self._started:
                 self._started.pop().kill()
             self.workers = []
-            with suppress(FileNotFoundError):
-                (self.directory / "environment").unlink()
+            # Without the lock the directory, and the variables in it, are another stack's.
             if self._lock is not None:
+                (self.directory / "environment").unlink(missing_ok=True)
                 self._lock.close()
                 self._lock = None
 
@@ -243,15 +244,17 @@ class Stack:
 
     def _take_lock(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.directory / "lock").open("a+")
+        lock = (self.directory / "lock").open("a+")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._lock.seek(0)
-            raise AlreadyRunning(pid=self._lock.read().strip(), directory=self.directory) from None
-        self._lock.truncate(0)
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
+            with lock:
+                lock.seek(0)
+                raise AlreadyRunning(pid=lock.read().strip(), directory=self.directory) from None
+        self._lock = lock
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
 
 
 def models_json(models: Mapping[str, settings_module.ModelSettings | Mapping[str, Any]]) -> str:

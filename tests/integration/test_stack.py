@@ -98,6 +98,7 @@ def test_a_batch_runs_and_its_files_are_there_after_a_restart(tmp_path: Path, mo
         output = content(first.api_url, batch["output_file_id"])
         with pytest.raises(stack.AlreadyRunning, match=f"pid {os.getpid()}"):
             stack.Stack(tmp_path, models=models).start()
+        assert (tmp_path / "environment").exists()
     with stack.Stack(tmp_path, models=models, workers=0, api_port=servers.free_port()) as second:
         assert content(second.api_url, batch["output_file_id"]) == output
         listed = httpx.get(f"{second.api_url}/v1/batches").json()["data"]
