@@ -247,23 +247,27 @@ def _watch(session: Session, job_id: str) -> None:
 
 def _report(session: Session, batch: client.Batch) -> None:
     """Print how a job stands and leave with the code that says how it ended."""
-    session.say(batch, summary(batch))
+    words = summary(batch)
+    if batch.output_file_id or batch.error_file_id:
+        words += f"\nFetch the results: longhaul results {batch.id} -o results/"
+    session.say(batch, words)
     raise SystemExit(exit_code(batch))
 
 
 def summary(batch: client.Batch, *written: str) -> str:
-    """Return a job in a few lines of words, with the files that were written or what to do next."""
+    """Return a job in a few lines of words, with the files that were written."""
     counts, usage = batch.request_counts, batch.usage
     lines = [
         f"{batch.id} {batch.status}: {counts.completed} completed, {counts.failed} failed of {counts.total}; "
         f"{usage.input_tokens:,} input and {usage.output_tokens:,} output tokens"
     ]
-    for error in batch.errors.data if batch.errors else ():
+    faults = batch.errors.data if batch.errors else []
+    for error in faults[: progress.MOST_FAULTS]:
         where = f"line {error.line}: " if error.line else ""
         lines.append(f"  {where}{error.message} ({error.code})")
+    if len(faults) > progress.MOST_FAULTS:
+        lines.append(f"  and {len(faults) - progress.MOST_FAULTS} more: longhaul status {batch.id} --json")
     lines += [f"  {path}" for path in written]
-    if not written and (batch.output_file_id or batch.error_file_id):
-        lines.append(f"Fetch the results: longhaul results {batch.id} -o results/")
     return "\n".join(lines)
 
 

@@ -91,7 +91,7 @@ class StoreUnreachable(LonghaulError):
 
 
 class ModelUnavailable(LonghaulError):
-    """Model {name!r} cannot be loaded from {source!r}: {reason}. Check LONGHAUL_MODELS."""
+    """Model {name!r} cannot be loaded from {source!r}: {reason}. Check --model or LONGHAUL_MODELS."""
 
 
 class LeaseLost(LonghaulError):

@@ -68,6 +68,8 @@ def _parse_leniently(data: bytes, reason: str) -> Parsed:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return Parsed(value, "It holds half a surrogate pair (\\ud800..\\udfff), which is no text.")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start + 1} is not UTF-8") from None
     except (ValueError, RecursionError):
         raise ValueError(reason) from None
     return Parsed(value)

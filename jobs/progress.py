@@ -12,6 +12,8 @@ from rich import console, progress
 
 from jobs.client import Batch, Client
 
+MOST_FAULTS = 10
+"""Most lines of a refused input that are shown to a person."""
 _PACE_SECONDS = 60.0
 _LINE_SECONDS = 5.0
 

@@ -60,9 +60,11 @@ def run(
             job = OfflineJob(source, output, served, served_name, settings)
             manifest = job.run(progress.view(as_json=False))
     except plan.InvalidInput as invalid:
-        for found in invalid.errors:
+        for found in invalid.errors[: progress.MOST_FAULTS]:
             where = f"line {found.line}: " if found.line else ""
             click.echo(f"longhaul: {source}: {where}{found.message} ({found.code})", err=True)
+        if len(invalid.errors) > progress.MOST_FAULTS:
+            click.echo(f"longhaul: {source}: and {len(invalid.errors) - progress.MOST_FAULTS} more", err=True)
         raise SystemExit(4) from None
     except KeyboardInterrupt:
         click.echo("longhaul: interrupted; the same command goes on from here.", err=True)
@@ -70,7 +72,7 @@ def run(
     except OSError as error:
         raise errors.LonghaulError(f"{error.filename or output}: {error.strerror or error}.") from error
     if as_json:
-        click.echo(beside(output, "summary").read_bytes())
+        click.echo(orjson.dumps(orjson.loads(beside(output, "summary").read_bytes())))
     else:
         _report(output, manifest)
     raise SystemExit(3 if manifest.failed else 0)

@@ -39,6 +39,7 @@ def test_a_good_line_is_taken_as_it_is() -> None:
         (b"3", "a number"),
         (b"true", "a boolean"),
         (b"{", "at column 2"),
+        (b"\x7fELF\xff", "byte 5 is not UTF-8"),
         (None, "LONGHAUL_MAX_LINE_BYTES"),
     ],
 )

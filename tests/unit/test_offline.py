@@ -156,6 +156,13 @@ def test_wrong_input_names_file_line_and_code_and_leaves_nothing(run: Running) -
     assert run(line("a")).exit_code == 0
 
 
+def test_of_many_wrong_lines_a_few_are_shown(run: Running) -> None:
+    done = run(*[b"{\n"] * 25)
+    assert done.exit_code == 4
+    assert done.output.count("invalid_json_line") == 10
+    assert "in.jsonl: and 15 more" in done.output
+
+
 def test_a_line_over_the_limit_is_wrong_input(run: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LONGHAUL_MAX_LINE_BYTES", "1000")
     done = run(line("a", "x" * 2000), line("b"))

@@ -123,7 +123,10 @@ def _bug() -> None:
 @pytest.mark.parametrize(
     ("start", "line"),
     [
-        (_missing_model, "longhaul: Model 'm' cannot be loaded from 's': gone. Check LONGHAUL_MODELS.\n"),
+        (
+            _missing_model,
+            "longhaul: Model 'm' cannot be loaded from 's': gone. Check --model or LONGHAUL_MODELS.\n",
+        ),
         (_bug, "longhaul: The service cannot start: RuntimeError('bug'). The log says where.\n"),
     ],
 )
