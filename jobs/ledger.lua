@@ -10,7 +10,7 @@
 --   queue:<m>:<bucket> LIST of entries. Invariant: a request without an owner has an entry here or in
 --                      suspects. An entry without a request, or of one with an owner, is stale: dropped where
 --                      it is met
---   suspects:<m>       LIST of entries: requests that were running when their worker died. They run alone
+--   suspects:<m>       LIST of entries: requests that were running when their worker died. They run apart
 --   owners:<m>         HASH rid -> "<token>|<bucket>|<ms enqueued>": who leased it
 --   leases:<m>         ZSET rid -> expiry
 --   running:<m>        SET of leased rids that were started. alone:<m> SET of those claimed alone
@@ -214,6 +214,10 @@ local function unlease(rid)
   call('HDEL', key.owners, rid)
   call('ZREM', key.leases, rid)
   return call('SREM', key.running, rid) == 1, call('SREM', key.alone, rid) == 1
+end
+
+local function suspected(rid)
+  return call('HEXISTS', key.attempts, rid) == 1
 end
 
 -- Put entries back at the head of their queues in the order they are given.

@@ -44,11 +44,31 @@ local function oldest()
   return found
 end
 
+local function tries(entry)
+  return tonumber(call('HGET', key.attempts, string.match(entry, '|(.*)$')) or 0)
+end
+
+-- Those whose worker died once run together again, apart from all others: most deaths are the machine's, and one
+-- must not cost a whole batch its batching. Who was there when a second worker died runs alone.
+local function suspects()
+  local taken, seen = take(key.suspects, 1), {}
+  if tries(taken[1]) > 1 then return taken end
+  seen[string.match(taken[1], '|(.*)$')] = true
+  while #taken < count do
+    local entry = head(key.suspects)
+    local rid = entry and string.match(entry, '|(.*)$')
+    if not entry or tries(entry) > 1 then break end
+    call('LPOP', key.suspects)
+    if not seen[rid] then taken[#taken + 1], seen[rid] = entry, true end
+  end
+  return taken
+end
+
 local function grant(entries, bucket, alone)
   for _, entry in ipairs(entries) do
     local ms, rid = string.match(entry, '^(%d+)|(.*)$')
     lease(rid, token, bucket, ms, until_)
-    if alone == 1 then call('SADD', key.alone, rid) end
+    if alone == 1 and #entries == 1 then call('SADD', key.alone, rid) end
   end
   local record = {bucket = tonumber(bucket), alone = alone, epoch = 0, entries = entries, requeued = 0}
   if #entries > 0 then record.epoch = next_epoch() end
@@ -59,7 +79,7 @@ end
 local record = remembered()
 if record then return granted(token, record) end
 if head(key.suspects) then
-  if ARGV[5] == '1' then return grant(take(key.suspects, 1), 0, 1) end
+  if ARGV[5] == '1' then return grant(suspects(), 0, 1) end
   if call('SET', key.drain, id, 'NX', 'PX', ARGV[6]) or call('GET', key.drain) == id then
     call('PEXPIRE', key.drain, ARGV[6])
     return grant({}, 0, 0)
@@ -108,8 +128,8 @@ for place = 2, #ARGV, 2 do
     if tonumber(call('HGET', key.kills, rid) or 0) >= 2 then
       call('ZADD', key.leases, now, rid)  -- given up: it must not run, so the next reap hands it out again
     else
-      local _, alone = unlease(rid)
-      local list = alone and key.suspects or queue[bucket]
+      unlease(rid)
+      local list = suspected(rid) and key.suspects or queue[bucket]
       back[list] = back[list] or {}
       table.insert(back[list], ms .. '|' .. rid)
     end
@@ -190,7 +210,7 @@ for _, rid in ipairs(call('ZRANGEBYSCORE', key.leases, '-inf', now, 'LIMIT', 0, 
   elseif ran then
     call('RPUSH', key.suspects, entry)
   else
-    local list = alone and key.suspects or queue[bucket]
+    local list = suspected(rid) and key.suspects or queue[bucket]
     back[list] = back[list] or {}
     table.insert(back[list], entry)
   end

@@ -82,7 +82,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Group:
-    """What one claim gives. `alone`: run nothing beside it, and claim nothing until it is done."""
+    """What one claim gives. `alone`: suspects; run nothing beside them, claim nothing until they are done."""
 
     bucket: int
     leases: list[Lease]

@@ -168,7 +168,8 @@ class Model:
         suspects = self.suspects[fingerprint]
         if suspects:
             if idle:
-                return self._lease(token, fingerprint, [suspects.pop(0)], alone=True)
+                taken = self._suspects(fingerprint, count)
+                return self._lease(token, fingerprint, taken, alone=len(taken) == 1)
             if self.drainer.setdefault(fingerprint, worker) == worker:
                 return []
         if bucket is None:
@@ -197,7 +198,7 @@ class Model:
         for rid, token in leases:
             request = self.request(rid, fingerprint)
             if request and request.owner == token and request.kills < 2:
-                back[None if request.alone else request.planned.bucket].append(rid)
+                back[None if request.attempts else request.planned.bucket].append(rid)
                 request.owner, request.running, request.alone = None, False, False
         for bucket, rids in back.items():
             self._waiting(fingerprint, bucket)[:0] = rids
@@ -246,12 +247,26 @@ class Model:
             elif ran:
                 self.suspects[fingerprint].append(rid)
             else:
-                back[None if alone else request.planned.bucket].append(rid)
+                back[None if request.attempts else request.planned.bucket].append(rid)
         for bucket, rids in back.items():
             self._waiting(fingerprint, bucket)[:0] = rids
         return len(expired) - len(given_up), given_up
 
     # What steps share
+
+    def _suspects(self, fingerprint: str, count: int) -> list[str]:
+        """Take the first suspect and, if its worker died once, those like it that follow."""
+        waiting = self.suspects[fingerprint]
+        attempts = [self.attempts(rid, fingerprint) for rid in waiting]
+        together = next((place for place, tries in enumerate(attempts) if tries > 1), len(attempts))
+        taken = waiting[: max(1, min(together, count))]
+        del waiting[: len(taken)]
+        return taken
+
+    def attempts(self, rid: str, fingerprint: str) -> int:
+        request = self.request(rid, fingerprint)
+        assert request is not None
+        return request.attempts
 
     def _waiting(self, fingerprint: str, bucket: int | None) -> list[str]:
         return self.suspects[fingerprint] if bucket is None else self.queues[fingerprint, bucket]

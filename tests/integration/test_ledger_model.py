@@ -60,7 +60,7 @@ class Steps(JobSteps):
             request = self.model.request(lease.rid, fingerprint)
             assert request is not None
             assert (lease.request.rows, lease.attempts) == (request.planned.rows, request.attempts)
-            assert group.alone is request.alone
+            assert group.alone is (request.attempts > 0)
             assert lease.request.bucket == group.bucket
         return group
 

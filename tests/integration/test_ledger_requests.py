@@ -152,17 +152,29 @@ def test_waiting_requests_of_a_dead_worker_return_without_an_attempt(ledger: Led
     assert {lease.attempts for lease in again.leases} == {0}
 
 
-def test_running_requests_of_a_dead_worker_become_suspects_and_run_alone(ledger: Ledger) -> None:
+def test_running_requests_of_a_dead_worker_become_suspects_and_run_apart(ledger: Ledger) -> None:
     support.job_of(ledger, 4)
     group = support.group_of(ledger, 2)
     support.die_running(ledger, group)
     assert ledger.reap([MODEL]).requeued == 2
     assert ledger.depth().models[MODEL] == {"queued": 4, "leased": 0, "suspects": 2, "buckets": {128: 2}}
-    alone = support.group_of(ledger, idle=True)
-    assert (support.rows_of(alone), alone.alone, alone.bucket) == ([0], True, 128)
-    assert alone.leases[0].attempts == 1
-    assert support.rows_of(support.group_of(ledger, idle=True)) == [1]
+    together = support.group_of(ledger, idle=True)
+    assert (support.rows_of(together), together.alone, together.bucket) == ([0, 1], True, 128)
+    assert together.leases[0].attempts == 1
     assert support.rows_of(support.group_of(ledger)) == [2, 3]
+    support.die_running(ledger, together)
+    assert ledger.reap([MODEL]).requeued == 2
+    for row in range(2):
+        alone = support.group_of(ledger, idle=True)
+        assert (support.rows_of(alone), alone.alone, alone.leases[0].attempts) == ([row], True, 2)
+
+
+def test_suspects_that_are_released_go_on_together(ledger: Ledger) -> None:
+    support.job_of(ledger, 4)
+    support.die_running(ledger, support.group_of(ledger, 3))
+    ledger.reap([MODEL])
+    ledger.release(MODEL, support.group_of(ledger, 2, idle=True).leases)
+    assert support.rows_of(support.group_of(ledger, idle=True)) == [0, 1, 2]
 
 
 def test_while_suspects_wait_one_busy_worker_drains_and_the_others_go_on(
