@@ -44,20 +44,26 @@ local function oldest()
   return found
 end
 
-local function tries(entry)
-  return tonumber(call('HGET', key.attempts, string.match(entry, '|(.*)$')) or 0)
+-- Of a suspect: how many workers died running it, and its bucket. In its JSON that name is the field's: in a
+-- string the quotes would be escaped, and what may hold other names comes after it.
+local function known_of(entry)
+  local rid = string.match(entry, '|(.*)$')
+  local bucket = string.match(call('HGET', key.requests, rid), '"bucket":(%d+)')
+  return tonumber(call('HGET', key.attempts, rid) or 0), bucket
 end
 
--- Those whose worker died once run together again, apart from all others: most deaths are the machine's, and one
--- must not cost a whole batch its batching. Who was there when a second worker died runs alone.
+-- Those whose worker died once run together again, apart from all others: most deaths are the machine's, and
+-- one must not cost a whole batch its batching. Who was there when a second worker died runs alone.
 local function suspects()
   local taken, seen = take(key.suspects, 1), {}
-  if tries(taken[1]) > 1 then return taken end
+  local deaths, bucket = known_of(taken[1])
+  if deaths > 1 then return taken end
   seen[string.match(taken[1], '|(.*)$')] = true
   while #taken < count do
     local entry = head(key.suspects)
-    local rid = entry and string.match(entry, '|(.*)$')
-    if not entry or tries(entry) > 1 then break end
+    if not entry then break end
+    local rid, other_deaths, other_bucket = string.match(entry, '|(.*)$'), known_of(entry)
+    if other_deaths > 1 or other_bucket ~= bucket then break end
     call('LPOP', key.suspects)
     if not seen[rid] then taken[#taken + 1], seen[rid] = entry, true end
   end

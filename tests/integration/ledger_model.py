@@ -255,18 +255,15 @@ class Model:
     # What steps share
 
     def _suspects(self, fingerprint: str, count: int) -> list[str]:
-        """Take the first suspect and, if its worker died once, those like it that follow."""
+        """Take the first suspect and, if its worker died once, those like it that follow, of its bucket."""
         waiting = self.suspects[fingerprint]
-        attempts = [self.attempts(rid, fingerprint) for rid in waiting]
-        together = next((place for place, tries in enumerate(attempts) if tries > 1), len(attempts))
+        requests = [self.request(rid, fingerprint) for rid in waiting]
+        alike = [request and (request.attempts, request.planned.bucket) for request in requests]
+        first = (1, alike[0][1]) if alike[0] else None
+        together = next((place for place, which in enumerate(alike) if which != first), len(alike))
         taken = waiting[: max(1, min(together, count))]
         del waiting[: len(taken)]
         return taken
-
-    def attempts(self, rid: str, fingerprint: str) -> int:
-        request = self.request(rid, fingerprint)
-        assert request is not None
-        return request.attempts
 
     def _waiting(self, fingerprint: str, bucket: int | None) -> list[str]:
         return self.suspects[fingerprint] if bucket is None else self.queues[fingerprint, bucket]

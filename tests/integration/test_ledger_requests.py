@@ -169,6 +169,19 @@ def test_running_requests_of_a_dead_worker_become_suspects_and_run_apart(ledger:
         assert (support.rows_of(alone), alone.alone, alone.leases[0].attempts) == ([row], True, 2)
 
 
+def test_suspects_of_two_buckets_are_not_mixed(ledger: Ledger) -> None:
+    job_id = ids.batch_id()
+    support.job_of(
+        ledger, [support.request(job_id, row, bucket) for row, bucket in enumerate((128, 256, 256))]
+    )
+    for group in (support.group_of(ledger), support.group_of(ledger)):
+        support.die_running(ledger, group)
+    ledger.reap([MODEL])
+    first, second = support.group_of(ledger, idle=True), support.group_of(ledger, idle=True)
+    assert (first.bucket, support.rows_of(first)) == (128, [0])
+    assert (second.bucket, support.rows_of(second), second.alone) == (256, [1, 2], True)
+
+
 def test_suspects_that_are_released_go_on_together(ledger: Ledger) -> None:
     support.job_of(ledger, 4)
     support.die_running(ledger, support.group_of(ledger, 3))
