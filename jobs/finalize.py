@@ -1,5 +1,6 @@
 """The end of a job: merge its parts into files in input order, then write the manifest that names them."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -7,13 +8,14 @@ from typing import Any
 
 import orjson
 
-from jobs import checks, ids, lines, results
+from jobs import checks, errors, ids, lines, results
 from jobs.records import FileRecord, JobRecord, Manifest, PartEntry, ResultRow
 from jobs.scratch import Scratch
 from jobs.settings import Settings
 from jobs.store import ObjectStore, Writer
 from jobs.summary import Summary
 
+log = logging.getLogger(__name__)
 _SCHEMA = """
 CREATE TABLE rows
     (row INTEGER PRIMARY KEY, answered INTEGER, failed INTEGER, line BLOB, metrics BLOB, usage BLOB)
@@ -70,7 +72,11 @@ class Merge:
     def _never_ran(self, scratch: Scratch) -> list[PartEntry]:
         """Give each request without a result its line, in parts of their own, for readers of /results."""
         code, message = NEVER_RAN[self.state]
-        written = []
+        written: list[PartEntry] = []
+        if self.store.size(self.record.input_key) is None:
+            # The job must end all the same; only the input knew the names of what never ran.
+            log.error("input file gone: no lines for what never ran", extra={"job": self.record.id})
+            return written
         part = results.Part(self.record.id)
         for row, custom_id in enumerate(self._custom_ids()):
             self.counts["total"] = max(self.counts["total"], row + 1)
@@ -148,6 +154,14 @@ class _Files:
 def manifest_key(job_id: str) -> str:
     """Return where the manifest of a job lies."""
     return f"jobs/{job_id}/manifest.json"
+
+
+def found(store: ObjectStore, job_id: str) -> Manifest | None:
+    """Return the manifest of a job that was finalized already, None while it was not."""
+    try:
+        return Manifest.from_json(store.get(manifest_key(job_id)))
+    except errors.NotFound:
+        return None
 
 
 def publish(store: ObjectStore, record: JobRecord, manifest: Manifest) -> Manifest:

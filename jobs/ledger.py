@@ -137,6 +137,12 @@ class Ledger:
         found = pipe.execute() if job_ids else []
         return [answers.job(fields, live) for fields, live in zip(found[::2], found[1::2], strict=True)]
 
+    def unfinished(self) -> list[str]:
+        """Return the ids of the jobs with an open unit or a deadline ahead: all that have not ended."""
+        units: Any = self.redis.hkeys(self._keys.name("control"))
+        due: Any = self.redis.zrange(self._keys.name("deadlines"), 0, -1)
+        return sorted({answers.text(unit).partition(":")[2] for unit in units} | set(map(answers.text, due)))
+
     def cancel(self, job_id: str) -> State | None:
         """Cancel an unfinished job: nothing of it completes any more. Returns its state; None: unknown."""
         state = self._on_model("cancel", job_id)
@@ -191,9 +197,13 @@ class Ledger:
         keys = self._keys.of(job=unit.job_id)
         self._scripts.run("add_shards", keys, unit.job_id, unit.token, planned, *shards)
 
-    def end_plan(self, unit: Unit) -> None:
-        """Close the plan: all shards are released. Ends the work when nothing is left; raises LeaseLost."""
-        self._scripts.run("end_plan", self._keys.of(job=unit.job_id), unit.job_id, unit.token)
+    def end_plan(self, unit: Unit, planned: int | None = None) -> None:
+        """Close the plan: all shards are released. Ends the work when nothing is left; raises LeaseLost.
+
+        `planned` requests were released in all; LeaseLost too when Redis has lost some of their shards.
+        """
+        args = (unit.job_id, unit.token, "" if planned is None else planned)
+        self._scripts.run("end_plan", self._keys.of(job=unit.job_id), *args)
 
     def fail(self, unit: Unit, manifest: Manifest | None = None) -> None:
         """Move validating -> failed with the manifest's times; raises LeaseLost, Conflict once work began."""
@@ -238,8 +248,9 @@ class Ledger:
     ) -> Group | None:
         """Lease up to `count` requests of one bucket: `prefer` while it has any, else the longest waiting.
 
-        `idle`: the caller runs nothing. Only then it gets a suspect, alone. While suspects wait, one busy
-        worker gets nothing (None), so that it becomes idle.
+        `idle`: the caller runs nothing. Only then it gets suspects, apart from all others: those whose worker
+        died once together, the rest one by one. While suspects wait, one busy worker gets nothing (None), so
+        that it becomes idle.
         """
         if count < 1:
             return None
@@ -310,6 +321,13 @@ class Ledger:
 
     def finish(self, unit: Unit, manifest: Manifest) -> None:
         """End the job as its manifest says and drop its requests; raises LeaseLost."""
+        self._finish(unit.token, manifest)
+
+    def end(self, manifest: Manifest) -> None:
+        """End a job whose manifest lies in the store, whatever Redis believes: it may have lost the end."""
+        self._finish("", manifest)
+
+    def _finish(self, token: str, manifest: Manifest) -> None:
         prompt, cached, completion = manifest.usage
         facts: dict[str, Argument] = {
             **manifest.times,
@@ -320,8 +338,8 @@ class Ledger:
             "cached": cached,
             "completion": completion,
         }
-        args = (unit.token, manifest.state, self._finished_seconds, *_flat(facts))
-        self._on_model("finish", unit.job_id, *args)
+        args = (token, manifest.state, self._finished_seconds, *_flat(facts))
+        self._on_model("finish", manifest.job_id, *args)
 
     # Depth
 

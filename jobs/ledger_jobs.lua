@@ -146,9 +146,11 @@ hasten('feed')
 return 1
 
 --@ end_plan
--- id, token. Twice: `ended` has the token.
+-- id, token, requests in all shards or ''. Twice: `ended` has the token. With fewer requests here than the
+-- planner released, Redis restarted meanwhile without its last second: the plan must start over.
 if field('ended') == ARGV[2] then return 1 end
 if not owns('plan', ARGV[2]) or not open[field('state')] or field('begun') ~= ARGV[2] then return lost end
+if ARGV[3] ~= '' and number('planned_requests') ~= tonumber(ARGV[3]) then return lost end
 if field('state') == 'validating' then move('in_progress') end
 call('HSET', key.job, 'planned', 1, 'ended', ARGV[2])
 close_unit('plan')
@@ -217,11 +219,11 @@ settle()
 return 1
 
 --@ finish
--- id, fingerprint, token, state, seconds to remember, (field, value)... Twice: the state is terminal.
--- The manifest is the truth: it was there first, whatever this job became since.
+-- id, fingerprint, token or '', state, seconds to remember, (field, value)... Twice: the state is terminal.
+-- The manifest is the truth: it was there first, whatever this job became since. Who found it needs no token.
 local state = field('state')
 if state == '' or terminal[state] then return 1 end
-if not owns('finalize', ARGV[3]) then return lost end
+if ARGV[3] ~= '' and not owns('finalize', ARGV[3]) then return lost end
 if not terminal[ARGV[4]] then return illegal(ARGV[4]) end
 local other = other_model(ARGV[2])
 if other then return other end

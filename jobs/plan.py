@@ -61,6 +61,9 @@ class Planner:
 
     def plan(self, sink: Sink) -> None:
         """Plan the whole job into `sink`; raises InvalidInput, or ModelUnavailable."""
+        if self.store.size(self.record.input_key) is None:
+            message = f"Input file {self.record.input_file_id} was deleted before the batch was validated."
+            raise InvalidInput([schema.LineError(code="file_not_found", message=message)])
         total, model = self.scan()
         tokenizer = self.tokenizer_of(model)
         sink.begin(total, model)

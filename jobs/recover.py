@@ -1,14 +1,16 @@
 """Bring unfinished jobs back into Redis from the store, which has all that counts.
 
-A job is entered anew, its parts are registered so that finished rows do not run again, and it is planned
-again: a plan is a function of the input. Recovering twice, or from two places at once, changes nothing.
+A job that Redis lost is entered anew, its parts are registered so that finished rows do not run again, and
+it is planned again: a plan is a function of the input. Of a job that it still has, Redis may have lost the
+last second: what the store knows better is told again. Recovering twice, or from two places at once, changes
+nothing.
 """
 
 import logging
 
 from jobs import finalize, ids, results
-from jobs.ledger import Finished, Ledger
-from jobs.records import JobRecord, PartEntry, ResultRow
+from jobs.ledger import Finished, Job, Ledger
+from jobs.records import JobRecord, Manifest, PartEntry, ResultRow
 from jobs.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -26,39 +28,70 @@ def after_restart(ledger: Ledger, store: ObjectStore) -> list[str]:
 
 
 def recover(ledger: Ledger, store: ObjectStore) -> list[str]:
-    """Enter every unfinished job of the store that Redis does not know; return their ids."""
+    """Tell Redis of every unfinished job what only the store knows; return the ids of those it had lost."""
     recovered = []
-    for marker in store.list(OPEN):
-        job_id = marker.key.removeprefix(OPEN)
-        if ledger.job(job_id) is None and _bring_back(job_id, ledger, store):
+    marked = [marker.key.removeprefix(OPEN) for marker in store.list(OPEN)]
+    for job_id in sorted({*marked, *ledger.unfinished()}):
+        job = ledger.job(job_id)
+        if (manifest := finalize.found(store, job_id)) is not None:
+            _end(manifest, ledger, store)
+        elif job is None and _bring_back(job_id, ledger, store):
             recovered.append(job_id)
+        elif job is not None:
+            _catch_up(job, ledger, store)
     if recovered:
         log.warning("jobs recovered from the store", extra={"jobs": len(recovered), "first": recovered[:10]})
     return recovered
 
 
+def _end(manifest: Manifest, ledger: Ledger, store: ObjectStore) -> None:
+    """Do what the finalizer of a job still had to do when it died, or what Redis forgot that it did."""
+    finalize.publish(store, _record(manifest.job_id, store), manifest)
+    store.delete(OPEN + manifest.job_id)
+    ledger.end(manifest)
+
+
 def _bring_back(job_id: str, ledger: Ledger, store: ObjectStore) -> bool:
-    if store.size(finalize.manifest_key(job_id)) is not None:
-        # Its finalizer died between the manifest and the marker: the manifest alone is the end of a job.
-        store.delete(OPEN + job_id)
-        return False
-    record = JobRecord.from_json(store.get(f"jobs/{job_id}/job.json"))
     # Held while parts are registered: a plan that was faster would have finished rows run again, and a
     # deadline or a cancellation would leave them out of the results.
-    unit = ledger.recover(record)
+    unit = ledger.recover(_record(job_id, store))
     if unit is None:
         return False
     for name in results.list_parts(store, job_id):
-        finished = [_finished(job_id, row) for row in results.read_part(store, job_id, PartEntry(name))]
-        ledger.complete(None, job_id, name, finished)
+        _register(job_id, name, ledger, store)
         ledger.extend_unit(unit)
-    if store.size(f"jobs/{job_id}/cancelled") is not None:
+    if _is_cancelled(job_id, store):
         ledger.cancel(job_id)
     ledger.release_unit(unit)
     return True
 
 
-def _finished(job_id: str, row: ResultRow) -> Finished:
-    # A row that never ran (cancelled, expired) has an error without being a failed one.
-    failed = None if row.line["error"] is not None and not row.failed else row.failed
-    return Finished(ids.request_id(job_id, row.row), None, row.row, failed, *row.usage)
+def _catch_up(job: Job, ledger: Ledger, store: ObjectStore) -> None:
+    known = {entry.name for entry in ledger.parts(job.id)}
+    for name in results.list_parts(store, job.id):
+        if name not in known:
+            _register(job.id, name, ledger, store)
+    if _is_cancelled(job.id, store):
+        ledger.cancel(job.id)
+
+
+def _register(job_id: str, name: str, ledger: Ledger, store: ObjectStore) -> None:
+    rows = list(results.read_part(store, job_id, PartEntry(name)))
+    # Lines of a cancellation or an expiry are no results: the next finalizer writes them again.
+    if any(_ran(row) for row in rows):
+        finished = [
+            Finished(ids.request_id(job_id, row.row), None, row.row, row.failed, *row.usage) for row in rows
+        ]
+        ledger.complete(None, job_id, name, finished)
+
+
+def _ran(row: ResultRow) -> bool:
+    return row.line["error"] is None or row.failed
+
+
+def _record(job_id: str, store: ObjectStore) -> JobRecord:
+    return JobRecord.from_json(store.get(f"jobs/{job_id}/job.json"))
+
+
+def _is_cancelled(job_id: str, store: ObjectStore) -> bool:
+    return store.size(f"jobs/{job_id}/cancelled") is not None

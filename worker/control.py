@@ -7,7 +7,7 @@ from threading import Lock
 from typing import Any
 
 from jobs import errors, feed, finalize, plan, reap, results, schema, tokens
-from jobs.ledger import Finished, Ledger, Unit
+from jobs.ledger import Finished, Job, Ledger, State, Unit
 from jobs.records import JobRecord, Manifest, ResultRow
 from jobs.settings import Settings
 from jobs.store import ObjectStore
@@ -95,13 +95,17 @@ class Control:
         except plan.InvalidInput as invalid:
             self._fail(unit, record, invalid.errors)
             return
-        self._ledger.end_plan(unit)
+        self._ledger.end_plan(unit, sink.planned)
         self.run_unit("feed", record.id)
 
     def _tokenizer(self, name: str) -> tokens.Tokenizer:
         return tokens.cached(name, self._settings.models[name])
 
     def _fail(self, unit: Unit, record: JobRecord, found: list[schema.LineError]) -> None:
+        job = self._ledger.job(record.id)
+        if job is None or job.state is not State.VALIDATING or job.completed:
+            # Its input was good once, and results of it lie there: a setting was changed, and may come back.
+            raise errors.Unavailable(f"Job {record.id} had begun and cannot be planned: {found[0].message}")
         times = {"created_at": record.created_at, "failed_at": max(time.time(), record.created_at)}
         manifest = Manifest(
             job_id=record.id,
@@ -118,26 +122,31 @@ class Control:
         if not self._ledger.extend_unit(unit):
             raise errors.LeaseLost(what=f"plan of {record.id}")
         manifest = finalize.publish(self._store, record, manifest)
-        self._ledger.fail(unit, manifest)
+        # The marker first: what dies between the two is done again for the unit, which nobody closed.
         self._store.delete(f"open/{record.id}")
+        self._ledger.fail(unit, manifest)
 
     def _finalize(self, unit: Unit) -> None:
         record, job = self._record(unit.job_id), self._ledger.job(unit.job_id)
         if job is None:
             raise errors.LeaseLost(what=f"finalize of {record.id}")
+        manifest = finalize.found(self._store, record.id) or self._merge(unit, record, job)
+        if not self._ledger.extend_unit(unit):
+            raise errors.LeaseLost(what=f"finalize of {record.id}")
+        manifest = finalize.publish(self._store, record, manifest)
+        # The marker first: what dies between the two is done again for the unit, which nobody closed.
+        self._store.delete(f"open/{record.id}")
+        self._ledger.finish(unit, manifest)
+        for shard in self._store.list(f"jobs/{record.id}/plan/"):
+            self._store.delete(shard.key)
+
+    def _merge(self, unit: Unit, record: JobRecord, job: Job) -> Manifest:
         state = job.outcome or "completed"
         merge = finalize.Merge(
             record, state, self._store, self._settings, f"jobs/{record.id}/out/{unit.epoch}/"
         )
         times = job.times | {f"{state}_at": max(time.time(), *job.times.values())}
-        manifest = merge.run(self._ledger.parts(record.id), job.total, job.model, times)
-        if not self._ledger.extend_unit(unit):
-            raise errors.LeaseLost(what=f"finalize of {record.id}")
-        manifest = finalize.publish(self._store, record, manifest)
-        self._ledger.finish(unit, manifest)
-        self._store.delete(f"open/{record.id}")
-        for shard in self._store.list(f"jobs/{record.id}/plan/"):
-            self._store.delete(shard.key)
+        return merge.run(self._ledger.parts(record.id), job.total, job.model, times)
 
 
 def _about(unit: Unit) -> dict[str, Any]:
@@ -150,6 +159,7 @@ class _PlanSink:
     def __init__(self, unit: Unit, settings: Settings, ledger: Ledger, store: ObjectStore) -> None:
         self._unit, self._settings, self._ledger, self._store = unit, settings, ledger, store
         self._part = results.Part(unit.job_id)
+        self.planned = 0
 
     def begin(self, total: int, model: str) -> None:
         self._ledger.begin_plan(self._unit, total, model, self._settings.fingerprints[model])
@@ -162,6 +172,7 @@ class _PlanSink:
     def release(self, shards: list[str], planned: int) -> None:
         self._flush()
         self._ledger.add_shards(self._unit, shards, planned)
+        self.planned += planned
 
     def _flush(self) -> None:
         if not self._part.rows:
