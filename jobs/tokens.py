@@ -194,7 +194,7 @@ def context_of(config: Any, tokenizer: Any) -> int:
 
 
 def import_transformers() -> None:
-    """Import it in one thread at a time: it puts itself aside while it loads, and a second thread would fail."""
+    """Import it in one thread at a time: half imported by one, it is not whole for another."""
     with _importing:
         import transformers  # noqa: F401
 
