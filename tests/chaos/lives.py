@@ -115,7 +115,7 @@ class Lives:
         """Live until the job has ended and Redis holds nothing of it, dying as often as `strike` says."""
         for _ in range(turns):
             try:
-                self._turn()
+                self.turn()
             except Died:
                 self._begin_life()
             except (redis.RedisError, errors.LonghaulError):
@@ -233,7 +233,8 @@ class Lives:
         opened = engine.open_engine(name, model, self.settings)
         self.puller = Puller(opened, ledger, fingerprint, held, flusher, "w")
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Do once what each loop of a worker does."""
         recover.recover(self.ledger, self.store)
         self.control.reap()
         while self.control.run_unit():

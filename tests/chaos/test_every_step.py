@@ -12,7 +12,7 @@ from jobs.embedded import RedisServer
 from jobs.files import Files
 from jobs.settings import ModelSettings, Settings
 from jobs.store_local import LocalStore
-from tests.chaos.lives import Lives, Steps
+from tests.chaos.lives import Died, Lives, Steps
 from tests.unit import planning
 from worker import control
 
@@ -164,3 +164,24 @@ def test_whatever_strikes_each_line_is_answered_once(make: Make, name: str) -> N
 @pytest.mark.parametrize("name", STRIKES)
 def test_whatever_strikes_at_any_step_each_line_is_answered_once(make: Make, name: str) -> None:
     struck_at_each(make, name, 0, 1)
+
+
+def test_a_job_that_had_begun_waits_for_its_model(make: Make) -> None:
+    # Its planner dies after a window, and the next worker is not told of the model any more.
+    whole = make(Steps())
+    whole.run()
+    steps = Steps(whole.steps.seen.index("after add_shards"))
+    lives = make(steps)
+    steps.strike = lives.die
+    with pytest.raises(Died):
+        lives.turn()
+    lives.pass_time()
+    settings = lives.settings.model_dump() | {"models": {"other": lives.settings.models["m"]}}
+    elsewhere = control.Control(Settings(**settings), lives.plain, lives.plain_store, lambda _: None)
+    assert elsewhere.run_unit("plan")
+    assert lives.look().status == "in_progress"
+    lives.pass_time()
+    lives.run()
+    each_once(lives)
+    for made in (whole, lives):
+        made.close()

@@ -1,5 +1,6 @@
 """Planning and feeding: cursors, room, the end of the work, plans that start over, recovery."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -107,6 +108,26 @@ def test_room_is_the_window_less_what_lives(ledger: Ledger) -> None:
     assert ledger.feed_state(feeder).room_requests == 1
     ledger.complete(MODEL, unit.job_id, "part", support.finished(group.leases))
     assert ledger.feed_state(feeder).room_requests == 3
+
+
+def test_a_window_follows_how_fast_the_job_runs(ledger: Ledger) -> None:
+    # What comes later waits behind all that is fed: a slow job must not fill Redis only because it may.
+    ledger._window = 4096
+    unit = support.planning(ledger, total=1000)
+    ledger.add_shards(unit, ["a"], 1000)
+    feeder = support.claimed(ledger, "feed")
+    rows = support.requests(unit.job_id, 400)
+    assert ledger.feed_state(feeder).room_requests == 128
+    ledger.feed(feeder, "a", 0, rows[:128], last=False)
+    assert ledger.feed_state(feeder).room_requests == 0
+    ledger.complete(MODEL, unit.job_id, "one", support.finished(support.group_of(ledger, 64).leases))
+    assert ledger.feed_state(feeder).room_requests == 256 - 64
+    ledger.feed(feeder, "a", 128, rows[128:320], last=False)
+    assert ledger.feed_state(feeder).room_requests == 0
+    long_ago = str(int(time.time() * 1000) - 60_000)
+    ledger.redis.hset(ledger._keys.name("job", unit.job_id), "filled", long_ago)
+    ledger.complete(MODEL, unit.job_id, "two", support.finished(support.group_of(ledger, 200).leases))
+    assert ledger.feed_state(feeder).room_requests == 128 - 56
 
 
 def test_a_job_of_long_prompts_leaves_room_for_the_others(ledger: Ledger) -> None:

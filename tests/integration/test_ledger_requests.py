@@ -26,6 +26,20 @@ def other(ledger: Ledger) -> Ledger:
     return Ledger(ledger.redis, support.NAMESPACE, lease_seconds=3600)
 
 
+def test_a_bucket_that_has_work_is_left_for_one_that_waits_far_longer(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = ids.batch_id()
+    support.job_of(ledger, [support.request(job_id, 0, bucket=128)])
+    time.sleep(0.05)
+    later = ids.batch_id()
+    support.job_of(ledger, [support.request(later, row, bucket=512) for row in range(3)])
+    assert support.group_of(ledger, 1, prefer=512).bucket == 512
+    monkeypatch.setattr("jobs.ledger._PATIENCE_MS", 20)
+    assert support.group_of(ledger, 1, prefer=512).bucket == 128
+    assert support.group_of(ledger, 1, prefer=128).bucket == 512
+
+
 def given_up(ledger: Ledger, job_id: str) -> list[str]:
     """Let the only waiting request kill its worker until it is given up."""
     support.die_running(ledger, support.group_of(ledger, 1))

@@ -90,6 +90,16 @@ def test_a_lost_answer_to_a_unit_claim_is_given_again(ledger: Ledger) -> None:
     assert ledger.claim_unit(token="late") is None
 
 
+def test_a_plan_of_which_redis_lost_a_window_starts_over(ledger: Ledger) -> None:
+    # The race: Redis is killed and restarts without its last second, in the middle of a plan.
+    unit = support.planning(ledger, total=2)
+    ledger.add_shards(unit, ["a"], 1)
+    with pytest.raises(errors.LeaseLost):
+        ledger.end_plan(unit, planned=2)
+    ledger.add_shards(unit, ["b"], 1)
+    ledger.end_plan(unit, planned=2)
+
+
 def test_every_open_unit_counts_as_depth_until_it_is_closed(ledger: Ledger) -> None:
     unit = support.planning(ledger, total=1)
     assert ledger.depth().control == 1

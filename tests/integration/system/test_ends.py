@@ -1,5 +1,6 @@
 """How a job ends before its time: cancelled, expired."""
 
+import signal
 from collections.abc import Callable
 
 from tests.integration.celery_worker import wait_until
@@ -72,3 +73,30 @@ def test_a_terminal_job_stays_readable_when_redis_has_forgotten_it(system: Start
     one.ledger.redis.delete(f"{prefix}job:{job_id}")
     assert one.batch(job_id) == before
     assert job_id in [batch.id for batch in one.api.client.batches.list()]
+
+
+def test_job_whose_input_is_deleted_before_it_is_validated_fails_and_says_so(system: Start) -> None:
+    # The race: a file is deleted while a batch is made of it.
+    one = system()
+    job_id = one.submit([said("a", "x")])
+    one.store.delete(f"files/{one.batch(job_id).input_file_id}")
+    one.start_worker()
+    batch = one.finished(job_id)
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert batch.errors.data[0].code == "file_not_found"
+    one.left_nothing()
+
+
+def test_job_of_many_equal_requests_survives_a_drain(system: Start) -> None:
+    # One request stands for thousands of rows: they are fed, completed and released as one.
+    one = system(faults=("slow:1",))
+    first = one.start_worker().wait_serving()
+    job_id = one.submit(said(name, "same", temperature=0) for name in names(5000))
+    wait_until(lambda: first.events("group claimed"), "claimed", 60)
+    first.signal(signal.SIGTERM)
+    assert first.process.wait(30) == 0
+    one.start_worker()
+    assert one.finished(job_id).request_counts.completed == 5000
+    one.accounted(job_id, names(5000))
+    one.left_nothing()

@@ -3,11 +3,14 @@
 import time
 from collections.abc import Callable
 
+import pytest
+
 from tests.integration.system.system import System, said
 
 Start = Callable[..., System]
 
 
+@pytest.mark.long
 def test_a_small_job_does_not_wait_for_a_large_one(system: Start) -> None:
     # Both lengths, as the large job could hold the engine in its own bucket or fill the one they share.
     one = system(faults=("slow:0.3",), max_running=16)
