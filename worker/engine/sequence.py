@@ -1,0 +1,53 @@
+"""A request in the fast engine: its place in the trie, its own KV, and how far it is."""
+
+from dataclasses import dataclass, field
+
+from worker.engine import kv, prefix
+from worker.engine.rows import RowState
+from worker.engine.types import Row
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Waits or runs. `tokens` are prompt and sampled tokens; `computed` of them have KV.
+
+    Tokens before `own_start` have their KV in prefix nodes, the others in `slot`.
+    """
+
+    row: Row
+    state: RowState
+    root: str
+    node: prefix.Node
+    """Where its prompt (and what it had sampled when it was preempted) ends in the trie."""
+    order: tuple[int, str, list[int]]
+    tokens: list[int] = field(default_factory=list)
+    own_start: int = 0
+    computed: int = 0
+    slot: kv.Slot | None = None
+    cached_tokens: int | None = None
+    recomputes_until: int = 0
+    """How many of its tokens were computed before it was preempted."""
+
+    @property
+    def preempted(self) -> bool:
+        """Whether it was admitted before (while it waits)."""
+        return self.row.admitted > 0
+
+    @property
+    def uncomputed(self) -> int:
+        return len(self.tokens) - self.computed
+
+    @property
+    def own_length(self) -> int:
+        return len(self.tokens) - self.own_start
+
+    def recomputed(self, first: int, tokens: int) -> int:
+        """Return how many of so many tokens from position `first` on were computed before a preemption."""
+        return max(0, min(tokens, self.recomputes_until - first))
+
+    def prefix_nodes(self) -> list[prefix.Node]:
+        """Return the nodes that hold its KV before `own_start`, from the front."""
+        return prefix.path(self.node, self.own_start)
+
+    def prefix_complete(self) -> bool:
+        return all(node.complete for node in self.node.upwards() if node.end <= self.own_start)
