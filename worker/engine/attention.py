@@ -32,88 +32,92 @@ class Backend(Protocol):
 
 
 def dense(step: Step, layer: int, queries: Tensor, scoring: Scoring) -> Tensor:
-    """Attend part by part. Heads are grouped over KV heads without repeating these."""
-    first = step.own[0]
-    out, lse = _attend(first, layer, queries, scoring)
-    if len(step.own) > 1:
-        out, lse = _gather(step, layer, queries, scoring, out, lse)
+    """Attend part by part. Heads are grouped over KV heads (G groups of M) without repeating these."""
+    tokens, heads, _ = queries.shape
+    groups = step.own[0].source.keys[layer].shape[1]
+    by_group = queries.unflatten(1, (groups, -1)).transpose(0, 1).contiguous()  # [G, T, M, D]
+    size = step.own[0].source.values[layer].shape[-1]
+    out = queries.new_empty(tokens, groups, heads // groups, size)
+    merges = bool(step.shared) or scoring.sinks is not None
+    lse = queries.new_empty(tokens, groups, heads // groups, dtype=_wide(queries.dtype)) if merges else None
+    for part in step.own:
+        result, result_lse = _attend(part, layer, queries, by_group, scoring)
+        out[part.tokens] = result
+        if lse is not None:
+            lse[part.tokens] = result_lse
     for part in step.shared:
-        _merge(out, lse, part.tokens, *_attend(part, layer, queries, scoring))
-    if scoring.sinks is not None:
-        out *= torch.sigmoid(lse - scoring.sinks)[..., None].to(out.dtype)
-    return out
+        assert lse is not None
+        more, more_lse = _attend(part, layer, queries, by_group, scoring)
+        _merge(out, lse, part, more, more_lse, keeps_lse=scoring.sinks is not None or not part.last)
+    if scoring.sinks is not None and lse is not None:
+        out *= torch.sigmoid(lse - scoring.sinks.view(groups, -1))[..., None].to(out.dtype)
+    return out.flatten(1, 2)
 
 
-def _gather(
-    step: Step, layer: int, queries: Tensor, scoring: Scoring, first_out: Tensor, first_lse: Tensor
-) -> tuple[Tensor, Tensor]:
-    tokens, heads = queries.shape[:2]
-    out = first_out.new_empty(tokens, heads, first_out.shape[-1])
-    lse = first_lse.new_empty(tokens, heads)
-    out[step.own[0].tokens], lse[step.own[0].tokens] = first_out, first_lse
-    for part in step.own[1:]:
-        out[part.tokens], lse[part.tokens] = _attend(part, layer, queries, scoring)
-    return out, lse
-
-
-def _merge(out: Tensor, lse: Tensor, tokens: slice | Tensor, more: Tensor, more_lse: Tensor) -> None:
-    """Merge attention over more keys, `more` [n, H, D] and its LSE [n, H], into that of some tokens, in place."""
+def _merge(out: Tensor, lse: Tensor, part: Part, more: Tensor, more_lse: Tensor, keeps_lse: bool) -> None:
+    """Merge attention over more keys, `more` [n, G, M, D] and its LSE [n, G, M], into that of a part's tokens."""
+    tokens = part.tokens
     old_out, old_lse = out[tokens], lse[tokens]  # views where `tokens` is a slice
     weight = torch.sigmoid(more_lse - old_lse)[..., None].to(out.dtype)
-    if isinstance(tokens, slice):
-        old_out.lerp_(more, weight)
+    old_out.lerp_(more, weight)
+    if keeps_lse:
         torch.logaddexp(old_lse, more_lse, out=old_lse)
-    else:
-        out[tokens] = torch.lerp(old_out, more, weight)
-        lse[tokens] = torch.logaddexp(old_lse, more_lse)
+    if not isinstance(tokens, slice):
+        out[tokens] = old_out
+        if keeps_lse:
+            lse[tokens] = old_lse
 
 
-def _attend(part: Part, layer: int, queries: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
-    """Return the attention of a part's queries over its keys alone [n, H, value size] and the LSE [n, H]."""
-    q = queries[part.tokens]  # [n, H, D]
+def _attend(
+    part: Part, layer: int, queries: Tensor, by_group: Tensor, scoring: Scoring
+) -> tuple[Tensor, Tensor]:
+    """Return the attention of a part's queries over its keys alone [n, G, M, value size], and the LSE [n, G, M]."""
     k, v = part.keys_values(layer)  # [B, G, L, D]
-    groups = k.shape[1]
     window = scoring.window if scoring.window is not None and scoring.window < part.reach else None
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    plain = scoring.softcap is not None or k.shape[-1] != v.shape[-1] or q.device.type != "cpu"
+    plain = scoring.softcap is not None or k.shape[-1] != v.shape[-1] or k.device.type != "cpu"
     if plain or window is not None:
-        return _attend_plain(part, q, k, v, part.mask(window, wide), scoring)
-    mask = None if part.triangular else part.mask(None, wide)
+        q = queries[part.tokens].unflatten(1, (k.shape[1], -1))
+        return _attend_plain(part, q, k, v, part.mask(window, _wide(q.dtype)), scoring)
+    if part.triangular:
+        q = queries[part.tokens].transpose(0, 1)[None]  # [1, H, n, D]
+        out, lse = _flash(q, k, v, 0.0, True, scale=scoring.scale)
+        return (each[0].transpose(0, 1).unflatten(1, (k.shape[1], -1)) for each in (out, lse))  # type: ignore[return-value]
+    q = by_group[:, part.tokens]  # [G, n, M, D]
     if part.batched:  # the heads of a group are the queries of its KV head
-        q = q.view(q.shape[0], groups, -1, q.shape[-1])
+        mask = part.mask(None, _wide(q.dtype))
         mask = None if mask is None else mask[:, None, None, :].expand(-1, 1, q.shape[2], -1)
-        out, lse = _flash(q, k, v, 0.0, False, attn_mask=mask, scale=scoring.scale)
-        return out.reshape(q.shape[0], -1, v.shape[-1]), lse.reshape(q.shape[0], -1)
-    mask = None if mask is None else mask[None, None]
-    q = q.transpose(0, 1)[None]
-    out, lse = _flash(q, k, v, 0.0, part.triangular, attn_mask=mask, scale=scoring.scale)
-    return out[0].transpose(0, 1), lse[0].transpose(0, 1)
+        return _flash(q.transpose(0, 1), k, v, 0.0, False, attn_mask=mask, scale=scoring.scale)  # type: ignore[no-any-return]
+    out, lse = _flash(q.flatten(1, 2)[None], k, v, 0.0, False, scale=scoring.scale)
+    shape = (q.shape[1], q.shape[2])
+    return out[0].unflatten(1, shape).transpose(0, 1), lse[0].unflatten(1, shape).transpose(0, 1)
 
 
 def _attend_plain(
     part: Part, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scoring
 ) -> tuple[Tensor, Tensor]:
-    """The same from matrix products, for what the fused kernel does not do. Rows without keys: 0 and LSE -inf."""
-    n, heads, size = q.shape
-    groups = k.shape[1]
-    if part.batched:
-        q = q.view(n, groups, heads // groups, size)  # [B, G, M, D]
-    else:
-        q = q.view(n, groups, heads // groups, size).permute(1, 2, 0, 3).reshape(1, groups, -1, size)
-    scores = (q @ k.mT).to(torch.float64 if q.dtype == torch.float64 else torch.float32) * scoring.scale
+    """The same from matrix products of q [n, G, M, D]. Queries that see no key get 0 and LSE -inf."""
+    n, groups, heads, _ = q.shape
+    if not part.batched:
+        q = q.permute(1, 2, 0, 3).reshape(1, groups, heads * n, -1)
+    scores = (q @ k.mT).to(_wide(q.dtype)) * scoring.scale  # [B, G, queries of the row, L]
     if scoring.softcap is not None:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     if mask is not None and part.batched:
         scores = scores + mask[:, None, None, :]
     elif mask is not None:
-        scores = (scores.view(groups, heads // groups, n, -1) + mask).view(scores.shape)
-    lse = scores.logsumexp(-1)  # [B, G, M]
+        scores = (scores.view(groups, heads, n, -1) + mask).view(scores.shape)
+    lse = scores.logsumexp(-1)
     weights = torch.exp(scores - lse.clamp(min=torch.finfo(lse.dtype).min)[..., None])
     out = weights.to(v.dtype) @ v
     if part.batched:
-        return out.reshape(n, heads, -1), lse.reshape(n, heads)
-    out = out.view(groups, heads // groups, n, -1).permute(2, 0, 1, 3).reshape(n, heads, -1)
-    return out, lse.view(groups, heads // groups, n).permute(2, 0, 1).reshape(n, heads)
+        return out, lse
+    out = out.view(groups, heads, n, -1).permute(2, 0, 1, 3)
+    return out, lse.view(groups, heads, n).permute(2, 0, 1)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return in what log-sum-exps are kept and merged."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def reference(step: Step, layer: int, queries: Tensor, scoring: Scoring) -> Tensor:

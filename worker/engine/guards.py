@@ -1,15 +1,17 @@
 """Which models the fast engine may run. Whatever fails here runs in the fallback, which is right for all."""
 
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from worker.engine import interface, kv, packing, padding, runner
+from worker.engine import fused, interface, kv, packed, packing, padding, runner
 from worker.engine.rows import RowState
 from worker.engine.scheduler import Scheduler
 from worker.engine.types import EngineConfig, Request, Row, Sampling, Stats
 
+log = logging.getLogger(__name__)
 _LAYERS = {"full_attention", "sliding_attention", "attention"}
 # The trial compares two ways to the same logits, in standard deviations of these.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -29,7 +31,8 @@ def prepare(model: Any, backend: str = "dense") -> runner.ModelRunner:
     try:
         model.set_attn_implementation(interface.NAME)
         ready = runner.ModelRunner(model, backend)
-        _try(ready, model, expected)
+        if not _try_faster(ready, model, expected):
+            _try(ready, model, expected)
     except (
         Exception
     ) as error:  # the code of a model may raise anything here; the fallback decides whether it runs
@@ -38,6 +41,23 @@ def prepare(model: Any, backend: str = "dense") -> runner.ModelRunner:
             raise
         raise Unsupported(f"{type(error).__name__}: {error}".split("\n")[0]) from error
     return ready
+
+
+def _try_faster(ready: runner.ModelRunner, model: Any, expected: list[Tensor]) -> bool:
+    """Replace layers by fused ones and products by packed ones, as far as the logits stay what they were."""
+    for fuses in (True, False):
+        replaced = list(fused.fuse_all(model, ready.scorings)) if fuses else []
+        if fuses and not replaced:
+            continue
+        replaced += packed.pack_all(model)
+        try:
+            _try(ready, model, expected)
+            return True
+        except Exception as error:  # what is replaced may not be what it looked like: then it stays as it was
+            log.info("not faster than the model's own code fused=%s reason=%r", fuses, str(error))
+            for parent, name, module in reversed(replaced):
+                setattr(parent, name, module)
+    return False
 
 
 def _check_config(model: Any) -> None:
@@ -83,11 +103,11 @@ def _try(ready: runner.ModelRunner, model: Any, expected: list[Tensor]) -> None:
     while len(found) < len(rows):
         batch = scheduler.next_batch()
         assert batch is not None
-        packed = packing.pack(batch, model.device)
-        logits = ready.step(packed.step)
-        if packed.step.attention_calls != len(ready.layout.layers):
-            raise Unsupported(f"{packed.step.attention_calls} attention calls in a step")
-        found |= {end.row.id: row for end, row in zip(packed.ends, logits.float(), strict=True)}  # type: ignore[union-attr]
+        step = packing.pack(batch, model.device)
+        logits = ready.step(step.step)
+        if step.step.attention_calls != len(ready.layout.layers):
+            raise Unsupported(f"{step.step.attention_calls} attention calls in a step")
+        found |= {end.row.id: row for end, row in zip(step.ends, logits.float(), strict=True)}  # type: ignore[union-attr]
     tolerance = _TOLERANCE.get(model.dtype, _HALF_TOLERANCE)
     for i, reference in enumerate(expected):
         gap = float((found[str(i)] - reference).abs().max() / reference.std().clamp(min=1e-6))

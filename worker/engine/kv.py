@@ -36,7 +36,9 @@ class Layout:
         Zeroed, because what lies behind a sequence is multiplied by a weight of 0, which a NaN would survive.
         """
         flat = torch.zeros(slots * tokens * self.token_elements, dtype=self.dtype, device=self.device)
-        keys, values, at = [], [], 0
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        at = 0
         for heads, *sizes in self.layers:
             for tensors, size in zip((keys, values), sizes, strict=True):
                 count = slots * heads * tokens * size

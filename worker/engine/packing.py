@@ -108,6 +108,7 @@ class _Packer:
             fields |= {"start": node.start, "all_seen": True}
             for tokens in [self._joined(slices)] if cascade else slices:
                 shared.append(self._part(tokens, positions, fields))
+        _mark_last(shared, len(self._ids))
         step = Step(self._tensor(self._ids), positions, self._tensor(self._wanted), self._writes, own, shared)
         return Packed(step, self._ends)
 
@@ -126,6 +127,13 @@ class _Packer:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._device)
+
+
+def _mark_last(parts: list[Part], tokens: int) -> None:
+    later = torch.zeros(tokens, dtype=torch.bool)
+    for part in reversed(parts):
+        part.last = not bool(later[part.tokens].any())
+        later[part.tokens] = True
 
 
 def _place(sequence: Sequence) -> tuple[int, int]:

@@ -25,7 +25,7 @@ class ModelRunner:
     def __init__(self, model: Any, backend: str = "dense") -> None:
         self._model = model
         self._backend = attention.BACKENDS[backend]
-        self.layout = _learn_layout(model)
+        self.layout, self.scorings = _learn_layers(model)
 
     def step(self, step: Step) -> Tensor:
         def handle(layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: attention.Scoring) -> Tensor:
@@ -48,13 +48,15 @@ def _forward(
     return output.logits[0]
 
 
-def _learn_layout(model: Any) -> kv.Layout:
-    """Run two tokens and note what each layer's keys and values look like."""
+def _learn_layers(model: Any) -> tuple[kv.Layout, list[attention.Scoring]]:
+    """Run two tokens and note what each layer's keys and values look like and how it scores them."""
     shapes: dict[int, tuple[int, int, int]] = {}
+    scorings: dict[int, attention.Scoring] = {}
 
     def note(layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: attention.Scoring) -> Tensor:
         if layer in shapes:
             raise NotImplementedError(f"layer {layer} calls attention more than once")
+        scorings[layer] = scoring
         shapes[layer] = (k.shape[1], k.shape[2], v.shape[2])
         return v.repeat_interleave(q.shape[1] // v.shape[1], 1)
 
@@ -63,4 +65,5 @@ def _learn_layout(model: Any) -> kv.Layout:
     layers = model.config.get_text_config().num_hidden_layers
     if sorted(shapes) != list(range(layers)):
         raise NotImplementedError(f"{len(shapes)} of {layers} layers call the attention interface")
-    return kv.Layout(tuple(shapes[layer] for layer in range(layers)), model.dtype, model.device)
+    layout = kv.Layout(tuple(shapes[layer] for layer in range(layers)), model.dtype, model.device)
+    return layout, [scorings[layer] for layer in range(layers)]

@@ -17,7 +17,8 @@ class Part:
     `source` has `keys[layer]`, `values[layer]` [rows, heads, tokens, size], of which `rows` and the first `length`
     tokens from `first` on are meant. Key j lies at position `start` + j; a query sees it when it lies no later than
     itself. In a batched part query i has row i to itself (`start` [n]); else all queries share one row.
-    `all_seen`: no query lies before any of the keys. `triangular`: query i is at key i.
+    `all_seen`: no query lies before any of the keys. `triangular`: query i is at key i. `last`: no part after it has
+    queries of it.
     """
 
     tokens: Tokens
@@ -30,6 +31,7 @@ class Part:
     batched: bool = False
     all_seen: bool = False
     triangular: bool = False
+    last: bool = False
     _masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict)
     _reach: int | None = None
 
@@ -43,6 +45,8 @@ class Part:
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values [B, heads, length, size] of a layer; B is 1 unless batched."""
         keys, values = self.source.keys[layer], self.source.values[layer]
+        if self.length == keys.shape[2] and keys.shape[0] == 1:
+            return keys, values
         end = self.first + self.length
         return keys[self.rows, :, self.first : end], values[self.rows, :, self.first : end]
 
