@@ -124,7 +124,7 @@ def reference(step: Step, layer: int, queries: Tensor, scoring: Scoring) -> Tens
     """The oracle: token by token, all keys it sees side by side, one softmax, in float64."""
     results = []
     for token in range(queries.shape[0]):
-        keys, values = zip(*(_seen(part, layer, token, scoring.window) for part in _parts(step)), strict=True)
+        keys, values = zip(*(seen(part, layer, token, scoring.window) for part in _parts(step)), strict=True)
         k, v = torch.cat(keys).double(), torch.cat(values).double()  # [L, G, D]
         repeat = queries.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
@@ -142,7 +142,7 @@ def _parts(step: Step) -> list[Part]:
     return step.own + step.shared
 
 
-def _seen(part: Part, layer: int, token: int, window: int | None) -> tuple[Tensor, Tensor]:
+def seen(part: Part, layer: int, token: int, window: int | None) -> tuple[Tensor, Tensor]:
     """Return the keys and values [n, G, D] of a part that one packed token sees."""
     k, v = part.keys_values(layer)
     tokens = part.tokens

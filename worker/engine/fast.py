@@ -136,11 +136,13 @@ class FastEngine(Engine):
         stats.attention_calls += attention_calls
         runs = [(chunk.target, chunk.first, len(chunk.tokens)) for chunk in batch.chunks]
         # The last token of a prompt, too, may be computed as one that decodes.
-        runs += [(s, s.computed - 1, 1) for s in batch.decode if s.computed <= len(s.row.request.prompt_ids)]
+        runs += [(s, s.computed - 1, 1) for s in batch.decode if s.computed <= s.prompt_length]
         for target, first, tokens in runs:
-            again = target.recomputed(first, tokens) if isinstance(target, Sequence) else 0
-            stats.prefill_tokens_computed += tokens - again
-            stats.tokens_recomputed += again
+            if isinstance(target, prefix.Node):
+                stats.prefill_tokens_computed += tokens
+            else:
+                stats.prefill_tokens_computed += target.prefilled(first, tokens)
+                stats.tokens_recomputed += target.recomputed(first, tokens)
 
 
 def _with_cached(completion: Completion, cached_tokens: int | None) -> Completion:

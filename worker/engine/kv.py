@@ -7,6 +7,7 @@ without holes, so that all requests of a pool attend in one batched product with
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +36,7 @@ class Layout:
 
         Zeroed, because what lies behind a sequence is multiplied by a weight of 0, which a NaN would survive.
         """
-        flat = torch.zeros(slots * tokens * self.token_elements, dtype=self.dtype, device=self.device)
+        flat = _zeros(slots * tokens * self.token_elements, self.dtype, self.device)
         keys: list[Tensor] = []
         values: list[Tensor] = []
         at = 0
@@ -45,6 +46,14 @@ class Layout:
                 tensors.append(flat[at : at + count].view(slots, heads, tokens, size))
                 at += count
         return keys, values
+
+
+def _zeros(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros [elements]; on a CPU lazily, so that only what is used costs memory and time."""
+    if device.type != "cpu":
+        return torch.zeros(elements, dtype=dtype, device=device)
+    # numpy asks for zero pages where torch fills them: seconds at the sizes of KV.
+    return torch.from_numpy(np.zeros(elements * dtype.itemsize, dtype=np.uint8)).view(dtype)
 
 
 class Memory:

@@ -45,6 +45,14 @@ class Sequence:
         """Return how many of so many tokens from position `first` on were computed before a preemption."""
         return max(0, min(tokens, self.recomputes_until - first))
 
+    def prefilled(self, first: int, tokens: int) -> int:
+        """Return how many of so many tokens from position `first` on are of the prompt, for the first time."""
+        return max(0, min(first + tokens, self.prompt_length) - max(first, self.recomputes_until))
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.row.request.prompt_ids)
+
     def prefix_nodes(self) -> list[prefix.Node]:
         """Return the nodes that hold its KV before `own_start`, from the front."""
         return prefix.path(self.node, self.own_start)
