@@ -1,7 +1,7 @@
 """Attention over the parts of a step: each run of keys once for all its queries, merged by log-sum-exp.
 
-Splitting softmax attention over runs of keys and merging by log-sum-exp is exact (Milakov & Gimelshein 2018; for
-shared prefixes: Hydragen, Juravsky et al. 2024, and the cascade attention of FlashInfer).
+Splitting softmax attention over runs of keys and merging by log-sum-exp is exact (Milakov & Gimelshein 2018;
+for shared prefixes: Hydragen, Juravsky et al. 2024, and the cascade attention of FlashInfer).
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,9 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a layer turns queries and keys into weights; `sinks` [H] are logits that take weight and give nothing."""
+    """How a layer turns queries and keys into weights; `sinks` [H] are logits that take weight and give
+    nothing.
+    """
 
     scale: float
     window: int | None = None
@@ -55,7 +57,9 @@ def dense(step: Step, layer: int, queries: Tensor, scoring: Scoring) -> Tensor:
 
 
 def _merge(out: Tensor, lse: Tensor, part: Part, more: Tensor, more_lse: Tensor, keeps_lse: bool) -> None:
-    """Merge attention over more keys, `more` [n, G, M, D] and its LSE [n, G, M], into that of a part's tokens."""
+    """Merge attention over more keys, `more` [n, G, M, D] and its LSE [n, G, M], into that of a part's
+    tokens.
+    """
     tokens = part.tokens
     old_out, old_lse = out[tokens], lse[tokens]  # views where `tokens` is a slice
     weight = torch.sigmoid(more_lse - old_lse)[..., None].to(out.dtype)
@@ -71,7 +75,9 @@ def _merge(out: Tensor, lse: Tensor, part: Part, more: Tensor, more_lse: Tensor,
 def _attend(
     part: Part, layer: int, queries: Tensor, by_group: Tensor, scoring: Scoring
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention of a part's queries over its keys alone [n, G, M, value size], and the LSE [n, G, M]."""
+    """Return the attention of a part's queries over its keys alone [n, G, M, value size], and the LSE [n, G,
+    M].
+    """
     k, v = part.keys_values(layer)  # [B, G, L, D]
     window = scoring.window if scoring.window is not None and scoring.window < part.reach else None
     plain = scoring.softcap is not None or k.shape[-1] != v.shape[-1] or k.device.type != "cpu"
@@ -81,12 +87,13 @@ def _attend(
     if part.triangular:
         q = queries[part.tokens].transpose(0, 1)[None]  # [1, H, n, D]
         out, lse = _flash(q, k, v, 0.0, True, scale=scoring.scale)
-        return (each[0].transpose(0, 1).unflatten(1, (k.shape[1], -1)) for each in (out, lse))  # type: ignore[return-value]
+        shape = (k.shape[1], -1)
+        return out[0].transpose(0, 1).unflatten(1, shape), lse[0].transpose(0, 1).unflatten(1, shape)
     q = by_group[:, part.tokens]  # [G, n, M, D]
     if part.batched:  # the heads of a group are the queries of its KV head
         mask = part.mask(None, _wide(q.dtype))
         mask = None if mask is None else mask[:, None, None, :].expand(-1, 1, q.shape[2], -1)
-        return _flash(q.transpose(0, 1), k, v, 0.0, False, attn_mask=mask, scale=scoring.scale)  # type: ignore[no-any-return]
+        return _flash(q.transpose(0, 1), k, v, 0.0, False, attn_mask=mask, scale=scoring.scale)
     out, lse = _flash(q.flatten(1, 2)[None], k, v, 0.0, False, scale=scoring.scale)
     shape = (q.shape[1], q.shape[2])
     return out[0].unflatten(1, shape).transpose(0, 1), lse[0].unflatten(1, shape).transpose(0, 1)

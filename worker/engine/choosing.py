@@ -11,7 +11,9 @@ _GREEDY_TEMPERATURE = 1e-5
 
 
 def choose(sequences: list[Sequence], logits: Tensor) -> list[int]:
-    """Return the next token of each sequence from its logits [R, V]; mark those whose logits are not finite."""
+    """Return the next token of each sequence from its logits [R, V]; mark those whose logits are not
+    finite.
+    """
     for row, sequence in enumerate(sequences):
         state = sequence.state
         if state.end_ids and not state.may_end:

@@ -1,4 +1,6 @@
-"""The fast engine: continuous batching over KV in place, every shared prefix computed and attended to once."""
+"""The fast engine: continuous batching over KV in place, every shared prefix computed and attended to
+once.
+"""
 
 import dataclasses
 import gc
@@ -15,7 +17,7 @@ from worker.engine.base import Engine
 from worker.engine.rows import RowState
 from worker.engine.scheduler import Batch, Scheduler
 from worker.engine.sequence import Sequence
-from worker.engine.types import Completion, EngineConfig, Request, Row
+from worker.engine.types import Completion, EngineConfig, Request
 
 log = logging.getLogger(__name__)
 _KV_SHARE_OF_FREE_MEMORY = 0.5
@@ -101,7 +103,7 @@ class FastEngine(Engine):
 
     def _ready_prompts(self) -> list[Sequence]:
         """Return sequences whose whole prompt is a prefix of which the next logits are known."""
-        return [s for s in self._scheduler.running if not s.own_length and s.node.logits is not None]
+        return [s for s in self._scheduler.running if not s.own_tokens and s.node.logits is not None]
 
     def _continue_from(self, sequences: list[Sequence]) -> None:
         if sequences:

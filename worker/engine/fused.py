@@ -1,8 +1,8 @@
-"""The decoder layer that most models share, in few operations: RMS norm, grouped attention with rotary embedding, and
-a gated MLP, each added to the residual stream.
+"""The decoder layer that most models share, in few operations: RMS norm, grouped attention with rotary
+embedding, and a gated MLP, each added to the residual stream.
 
-Llama, Qwen 2 and 3, Mistral and many more have it. Whether a layer *is* one is decided by its parts' names and then
-by trying it: the guards compare the logits with those of the model's own code.
+Llama, Qwen 2 and 3, Mistral and many more have it. Whether a layer *is* one is decided by its parts' names
+and then by trying it: the guards compare the logits with those of the model's own code.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from worker.engine import interface
+from worker.engine import interface, packed
 from worker.engine.attention import Scoring
 from worker.engine.packed import PackedLinear
 
@@ -22,42 +22,50 @@ _HEAD_NORMS = {"q_norm", "k_norm"}
 _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
-def fuse_all(model: nn.Module, scorings: list[Scoring]) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Replace the layers that look like such a one; yield (parent, name, what was there) of each."""
+def fuse_all(model: nn.Module, scorings: list[Scoring]) -> Iterator[packed.Replaced]:
+    """Replace the layers that look like such a one; yield what was there."""
     rotary = Rotary()
     for parent in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for name, layer in list(parent.named_children()):
             if _looks_fusable(layer):
-                setattr(parent, name, FusedLayer(layer, scorings[layer.self_attn.layer_idx], rotary))
+                setattr(parent, name, FusedLayer(layer, scorings[_index(layer)], rotary))
                 yield parent, name, layer
 
 
 class Rotary:
-    """Rotates queries and keys in place, as complex numbers; the factors are made once a step for all layers."""
+    """Rotates queries and keys in place, as complex numbers; the factors are made once a step for all
+    layers.
+    """
 
     def __init__(self) -> None:
         self._cos: Tensor | None = None
         self._factors: Tensor | None = None
 
     def __call__(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Rotate heads [T, H, D], whose (real, imaginary) pairs lie side by side, by cos and sin [1, T, D]."""
+        """Rotate heads [T, H, D], whose (real, imaginary) pairs lie side by side, by cos and sin [1,
+        T, D].
+        """
         half = heads.shape[-1] // 2
         if cos.shape != (1, heads.shape[0], 2 * half):
             raise NotImplementedError(f"rotary embedding {tuple(cos.shape)} of heads {tuple(heads.shape)}")
         if cos is not self._cos:
             self._cos = cos
-            self._factors = torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())[:, None]
+            self._factors = torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())[
+                :, None
+            ]
         assert self._factors is not None
         torch.view_as_complex(heads.unflatten(-1, (half, 2))).mul_(self._factors)
 
 
 class FusedLayer(nn.Module):
-    """A decoder layer [1, T, hidden] -> [1, T, hidden] with merged, packed weights, called as the original is."""
+    """A decoder layer [1, T, hidden] -> [1, T, hidden] with merged, packed weights, called as the original
+    is.
+    """
 
     def __init__(self, layer: Any, scoring: Scoring, rotary: Rotary) -> None:
         super().__init__()
         attention = layer.self_attn
-        self._layer_index = int(attention.layer_idx)
+        self._layer_index = _index(layer)
         self._scoring = scoring
         self._rotary = rotary
         self._size = attention.head_dim
@@ -67,7 +75,9 @@ class FusedLayer(nn.Module):
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         self._counts = [p.weight.shape[0] // self._size for p in projections]
         weights = [p.weight.data for p in projections]
-        biases = [p.bias.data if p.bias is not None else p.weight.new_zeros(p.weight.shape[0]) for p in projections]
+        biases = [
+            p.bias.data if p.bias is not None else p.weight.new_zeros(p.weight.shape[0]) for p in projections
+        ]
         for tensors in (weights, biases):
             tensors[:2] = [_permuted(tensor, order) for tensor in tensors[:2]]
         norm = _norm_weight(layer.input_layernorm, weights[0].shape[1])
@@ -79,7 +89,7 @@ class FusedLayer(nn.Module):
 
     def forward(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any) -> Tensor:
         x = hidden_states[0]  # [T, hidden]
-        q, k, v = self._counts
+        q, k, _ = self._counts
         heads = self._qkv(_normed(x, self._epsilon)).view(x.shape[0], -1, self._size)  # [T, q + k + v, D]
         rotated = heads[:, : q + k]
         if self._head_norms is not None:
@@ -144,6 +154,10 @@ def _looks_fusable(layer: Any) -> bool:
     linear = [getattr(layer.self_attn, name) for name in _ATTENTION]
     norms = [layer.input_layernorm, layer.post_attention_layernorm]
     return all(type(module) is nn.Linear for module in linear) and all(_epsilon(norm) > 0 for norm in norms)
+
+
+def _index(layer: Any) -> int:
+    return int(layer.self_attn.layer_idx)
 
 
 def _epsilon(norm: Any) -> float:

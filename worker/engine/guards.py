@@ -1,6 +1,7 @@
 """Which models the fast engine may run. Whatever fails here runs in the fallback, which is right for all."""
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from worker.engine import fused, interface, kv, packed, packing, padding, runner
 from worker.engine.rows import RowState
 from worker.engine.scheduler import Scheduler
+from worker.engine.sequence import Sequence
 from worker.engine.types import EngineConfig, Request, Row, Sampling, Stats
 
 log = logging.getLogger(__name__)
@@ -24,11 +26,13 @@ class Unsupported(Exception):
 
 
 def prepare(model: Any, backend: str = "dense") -> runner.ModelRunner:
-    """Set a model's attention to ours and return its runner, tried; raises Unsupported with the model as it was."""
+    """Set a model's attention to ours and return its runner, tried; raises Unsupported with the model as it
+    was.
+    """
     _check_config(model)
     before = model.config._attn_implementation
-    expected = [_plain_logits(model, ids) for ids in _trial_prompts(model)]
     try:
+        expected = [_plain_logits(model, ids) for ids in _trial_prompts(model)]
         model.set_attn_implementation(interface.NAME)
         ready = runner.ModelRunner(model, backend)
         if not _try_faster(ready, model, expected):
@@ -43,18 +47,26 @@ def prepare(model: Any, backend: str = "dense") -> runner.ModelRunner:
     return ready
 
 
+def _fuse_and_pack(model: Any, ready: runner.ModelRunner) -> Iterator[packed.Replaced]:
+    yield from fused.fuse_all(model, ready.scorings)
+    yield from packed.pack_all(model)
+
+
+def _pack(model: Any, ready: runner.ModelRunner) -> Iterator[packed.Replaced]:
+    yield from packed.pack_all(model)
+
+
 def _try_faster(ready: runner.ModelRunner, model: Any, expected: list[Tensor]) -> bool:
     """Replace layers by fused ones and products by packed ones, as far as the logits stay what they were."""
-    for fuses in (True, False):
-        replaced = list(fused.fuse_all(model, ready.scorings)) if fuses else []
-        if fuses and not replaced:
-            continue
-        replaced += packed.pack_all(model)
+    for replace in (_fuse_and_pack, _pack):
+        replaced: list[packed.Replaced] = []
         try:
+            for each in replace(model, ready):
+                replaced.append(each)
             _try(ready, model, expected)
             return True
         except Exception as error:  # what is replaced may not be what it looked like: then it stays as it was
-            log.info("not faster than the model's own code fused=%s reason=%r", fuses, str(error))
+            log.info("the model's own code stays where it differs from faster code reason=%r", str(error))
             for parent, name, module in reversed(replaced):
                 setattr(parent, name, module)
     return False
@@ -97,7 +109,7 @@ def _try(ready: runner.ModelRunner, model: Any, expected: list[Tensor]) -> None:
     scheduler = Scheduler(memory, config, stats)
     rows = [Row(Request(str(i), ids, Sampling(1))) for i, ids in enumerate(_trial_prompts(model))]
     for row in rows:
-        scheduler.add(row, RowState(row, None, frozenset()))
+        scheduler.add(row, RowState(row, None, frozenset()))  # type: ignore[arg-type]
     scheduler.admit(lambda rows: rows)
     found: dict[str, Tensor] = {}
     while len(found) < len(rows):
@@ -107,7 +119,9 @@ def _try(ready: runner.ModelRunner, model: Any, expected: list[Tensor]) -> None:
         logits = ready.step(step.step)
         if step.step.attention_calls != len(ready.layout.layers):
             raise Unsupported(f"{step.step.attention_calls} attention calls in a step")
-        found |= {end.row.id: row for end, row in zip(step.ends, logits.float(), strict=True)}  # type: ignore[union-attr]
+        for end, row in zip(step.ends, logits.float(), strict=True):
+            if isinstance(end, Sequence):
+                found[end.row.id] = row
     tolerance = _TOLERANCE.get(model.dtype, _HALF_TOLERANCE)
     for i, reference in enumerate(expected):
         gap = float((found[str(i)] - reference).abs().max() / reference.std().clamp(min=1e-6))

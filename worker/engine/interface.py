@@ -1,6 +1,7 @@
 """The seam to transformers: its models call our attention, whatever their architecture.
 
-What a step needs reaches the function through one module-level handler: not every model passes keyword arguments on.
+What a step needs reaches the function through one module-level handler: not every model passes keyword
+arguments on.
 """
 
 from collections.abc import Iterator
@@ -17,10 +18,12 @@ NAME = "longhaul"
 
 
 class Handler(Protocol):
-    """Takes a layer's queries, keys and values [T, heads, size] and returns its attention [T, H, value size]."""
+    """Takes a layer's queries, keys and values [T, heads, size] and returns its attention [T, H, value
+    size].
+    """
 
     def __call__(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, /
     ) -> Tensor: ...
 
 
@@ -47,7 +50,9 @@ def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scoring: S
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls: query [1, H, T, D], key and value [1, KV heads, T, D] after rotary embedding."""
+    """What transformers calls: query [1, H, T, D], key and value [1, KV heads, T, D] after rotary
+    embedding.
+    """
     if not options.get("is_causal", getattr(module, "is_causal", True)):
         raise NotImplementedError("attention that is not causal")
     scale = options.get("scaling")

@@ -1,7 +1,7 @@
 """Where keys and values live: written in place once, read in place by every step.
 
-A prefix node has a buffer; a request's own tokens have a slot. Slots of one capacity lie side by side in a pool,
-without holes, so that all requests of a pool attend in one batched product without a gather.
+A prefix node has a buffer; a request's own tokens have a slot. Slots of one capacity lie side by side in a
+pool, without holes, so that all requests of a pool attend in one batched product without a gather.
 """
 
 import math
@@ -134,6 +134,12 @@ class Slot:
     def free(self) -> None:
         self.pool.release(self)
 
+    def copy(self, at: int, buffer: Buffer, tokens: int) -> None:
+        """Take the first tokens of a buffer to position `at`."""
+        pool = self.pool
+        for target, source in zip(pool.keys + pool.values, buffer.keys + buffer.values, strict=True):
+            target[self.index, :, at : at + tokens] = source[0, :, :tokens]
+
     def moved(self, tokens: int) -> "Slot":
         """Return a larger slot, for at least so many tokens, with the same content; this one is freed."""
         larger = self.pool.memory.slot(tokens)
@@ -144,7 +150,9 @@ class Slot:
 
 
 class Pool:
-    """Slots of one capacity, the used ones in front: `keys[layer]`, `values[layer]` [slots, heads, capacity, size]."""
+    """Slots of one capacity, the used ones in front: `keys[layer]`, `values[layer]` [slots, heads, capacity,
+    size].
+    """
 
     def __init__(self, memory: Memory, capacity: int) -> None:
         self.memory = memory

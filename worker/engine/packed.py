@@ -1,7 +1,7 @@
 """Matrix products with weights laid out once for the CPU's kernels, and elementwise work done in the product.
 
-At decode batch sizes oneDNN multiplies a packed fp32 weight about twice as fast as `F.linear` does its own. The ops
-are what torch's inductor compiles to; they are private, so everything here has a twin in plain torch.
+At decode batch sizes oneDNN multiplies a packed fp32 weight about twice as fast as `F.linear` does its own.
+The ops are what torch's inductor compiles to; they are private, so everything here has a twin in plain torch.
 """
 
 from collections.abc import Iterator
@@ -14,10 +14,14 @@ from transformers.pytorch_utils import Conv1D
 
 # Weights packed for this many rows are the fastest, or as fast as any, at 1 to 512 rows.
 _ROWS_HINT = 64
+Replaced = tuple[nn.Module, str, nn.Module]
+"""The parent of a module, its name there, and what was there before."""
 
 
 class PackedLinear(nn.Module):
-    """A linear layer x [..., inputs] -> [..., outputs] that can also end in an activation, a product or a sum."""
+    """A linear layer x [..., inputs] -> [..., outputs] that can also end in an activation, a product or a
+    sum.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Take a weight [outputs, inputs] and a bias [outputs]."""
@@ -25,7 +29,8 @@ class PackedLinear(nn.Module):
         self.packs = can_pack(weight)
         self.bias = bias
         self.outputs = weight.shape[0]
-        # Models read the dtype and device of a layer's weight; one that reads the numbers fails, in the trial.
+        # Models read the dtype and device of a layer's weight; one that reads the numbers fails, in the
+        # trial.
         self.weight = weight.new_empty(0)
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT) if self.packs else weight
@@ -59,11 +64,13 @@ class PackedLinear(nn.Module):
 
 def can_pack(weight: Tensor) -> bool:
     """Tell whether products with a weight have the packed form."""
-    return weight.dtype == torch.float32 and weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    return (
+        weight.dtype == torch.float32 and weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    )
 
 
-def pack_all(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Replace the linear layers of a model; yield (parent, name, what was there) of each."""
+def pack_all(model: nn.Module) -> Iterator[Replaced]:
+    """Replace the linear layers of a model; yield what was there."""
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             packed = _packed(layer)

@@ -1,7 +1,8 @@
 """From what the scheduler chose to the tensors of one step."""
 
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,9 @@ class Packed:
 
 
 def pack(batch: Batch, device: torch.device, cascade: bool = True) -> Packed:
-    """Pack decoding sequences by slot, then the chunks. Without `cascade` nobody shares a part with others."""
+    """Pack decoding sequences by slot, then the chunks. Without `cascade` nobody shares a part with
+    others.
+    """
     packer = _Packer(device)
     for pool, group in groupby(sorted(batch.decode, key=_place), key=lambda s: s.slot and s.slot.pool):
         for _, run in groupby(enumerate(group), key=lambda pair: _place(pair[1])[1] - pair[0]):
@@ -39,8 +42,8 @@ class _Packer:
         self._wanted: list[int] = []
         self._ends: list[Sequence | prefix.Node] = []
         self._writes: list[Write] = []
-        self._spans: list[tuple[slice, dict[str, object]]] = []
-        self._earlier: list[tuple[slice, dict[str, object]]] = []
+        self._spans: list[tuple[slice, dict[str, Any]]] = []
+        self._earlier: list[tuple[slice, dict[str, Any]]] = []
         self._on_node: dict[prefix.Node, list[slice]] = {}
 
     def decode(self, run: list[Sequence], pool: object) -> None:
@@ -74,7 +77,8 @@ class _Packer:
         self._ids += chunk.tokens
         self._positions += range(chunk.first, chunk.first + len(chunk.tokens))
         if isinstance(target, prefix.Node):
-            source, row, start = target.kv, 0, target.start
+            source: Any = target.kv
+            row, start = 0, target.start
             above = list(target.upwards())[:0:-1]
         else:
             assert target.slot is not None
@@ -83,7 +87,11 @@ class _Packer:
         self._sits_on(above, tokens)
         before = chunk.first - start
         self._writes.append(Write(tokens, source, row, before))
-        fields = {"source": source, "rows": slice(row, row + 1)}
+        for other in chunk.copies:
+            if other.slot is not None:  # preempted since
+                at = chunk.first - other.own_start
+                self._writes.append(Write(tokens, other.slot.pool, other.slot.index, at))
+        fields: dict[str, Any] = {"source": source, "rows": slice(row, row + 1)}
         self._spans.append(
             (
                 tokens,
@@ -103,6 +111,7 @@ class _Packer:
         positions = self._tensor(self._positions)
         own = [self._part(tokens, positions, fields) for tokens, fields in self._spans]
         shared = [self._part(tokens, positions, fields) for tokens, fields in self._earlier]
+        fields: dict[str, Any]
         for node, slices in self._on_node.items():
             fields = {"source": node.kv, "rows": slice(0, 1), "first": 0, "length": len(node.tokens)}
             fields |= {"start": node.start, "all_seen": True}
@@ -118,12 +127,12 @@ class _Packer:
 
     def _joined(self, slices: list[slice]) -> Tokens:
         """Return one range where the ranges adjoin, else all indices."""
-        if all(a.stop == b.start for a, b in zip(slices, slices[1:], strict=False)):
+        if all(a.stop == b.start for a, b in pairwise(slices)):
             return slice(slices[0].start, slices[-1].stop)
         return self._tensor([at for tokens in slices for at in range(tokens.start, tokens.stop)])
 
-    def _part(self, tokens: Tokens, positions: Tensor, fields: dict[str, object]) -> Part:
-        return Part(tokens=tokens, positions=positions[tokens], **fields)  # type: ignore[arg-type]
+    def _part(self, tokens: Tokens, positions: Tensor, fields: dict[str, Any]) -> Part:
+        return Part(tokens=tokens, positions=positions[tokens], **fields)
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._device)

@@ -86,7 +86,8 @@ def _difference(loaded: Loaded, prompts: list[list[int]], alone: list[tuple[Tens
             if ours[row].argmax() != reference[0].argmax():
                 break  # from here on the two have different tokens
     exact = loaded.model.dtype in _TOLERANCE
-    # Rounding to half precision sends a token to another expert now and then; a wrong batch is wrong all over.
+    # Rounding to half precision sends a token to another expert now and then; a wrong batch is wrong all
+    # over.
     gap = float(torch.stack(gaps).max() if exact else torch.stack(gaps).median())
     tolerance = _TOLERANCE.get(loaded.model.dtype, _HALF_TOLERANCE)
     if gap <= tolerance:

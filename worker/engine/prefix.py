@@ -1,7 +1,7 @@
 """The token trie: which runs of tokens requests have in common, and whose KV is kept.
 
-A compressed (radix) trie as in SGLang's RadixAttention (Zheng et al. 2024). All known requests are in it before
-they run, so a shared run of tokens is a node of its own before its first token is computed.
+A compressed (radix) trie as in SGLang's RadixAttention (Zheng et al. 2024). All known requests are in it
+before they run, so a shared run of tokens is a node of its own before its first token is computed.
 """
 
 import time
@@ -89,7 +89,9 @@ class Trie:
         return node
 
     def split(self, node: Node, at: int) -> Node:
-        """Cut a node before its token `at`; return the new upper part. The node itself becomes the lower one."""
+        """Cut a node before its token `at`; return the new upper part. The node itself becomes the
+        lower one.
+        """
         assert node.parent is not None
         upper = Node(node.tokens[:at], node.start, node.parent)
         upper.users, upper.used_at = node.users, node.used_at
@@ -111,7 +113,9 @@ class Trie:
             self._idle.pop(each, None)
 
     def unpin(self, node: Node) -> None:
-        """Count one request less; nodes without users stay when they have KV, as the most recently used ones."""
+        """Count one request less; nodes without users stay when they have KV, as the most recently
+        used ones.
+        """
         now = self._clock()
         node.ends -= 1
         if not node.ends:
@@ -129,7 +133,9 @@ class Trie:
                 self._remove(each)
 
     def evict(self) -> bool:
-        """Drop the least recently used node that nobody uses and nothing hangs on; False when there is none."""
+        """Drop the least recently used node that nobody uses and nothing hangs on; False when there is
+        none.
+        """
         node = next((node for node in self._idle if not node.children), None)
         if node is None:
             return False
@@ -137,7 +143,9 @@ class Trie:
         return True
 
     def reclaim(self, used: set[Node]) -> bool:
-        """Free the KV of one node that none of `used` is and only waiting requests will need; they compute it again."""
+        """Free the KV of one node that none of `used` is and only waiting requests will need; they compute it
+        again.
+        """
         todo = list(self._roots.values())
         while todo:
             node = todo.pop()

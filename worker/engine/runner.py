@@ -20,7 +20,9 @@ class Runner(Protocol):
 
 
 class ModelRunner:
-    """Runs a transformers model whose attention has been set to ours. Raises NotImplementedError if it has none."""
+    """Runs a transformers model whose attention has been set to ours. Raises NotImplementedError if it has
+    none.
+    """
 
     def __init__(self, model: Any, backend: str = "dense") -> None:
         self._model = model

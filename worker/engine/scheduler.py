@@ -23,11 +23,15 @@ class Chunk:
     first: int
     last: bool
     """Whether the target has all its KV afterwards."""
+    copies: tuple[Sequence, ...] = ()
+    """Who has the KV of the target, a node, in its slot as well."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step: `decode` sequences compute their last token, `chunks` are prefilled, parents before children."""
+    """One step: `decode` sequences compute their last token, `chunks` are prefilled, parents before
+    children.
+    """
 
     decode: list[Sequence]
     chunks: list[Chunk]
@@ -43,7 +47,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._nodes: list[prefix.Node] = []
         self._lengths = lengths.OutputLengths()
-        self._admission = Admission(memory, self.trie, self._lengths, stats)
+        self.admission = Admission(memory, self.trie, self._lengths, stats)
         self._config = config
         self._stats = stats
 
@@ -61,10 +65,10 @@ class Scheduler:
         """Let go of what was cancelled or replaced."""
         for dropped in [s for s in self.waiting if s.row.dropped]:
             self.waiting.remove(dropped)
-            self._admission.release(dropped)
+            self.admission.release(dropped)
         for dropped in [s for s in self.running if s.row.dropped]:
             self.running.remove(dropped)
-            self._admission.release(dropped)
+            self.admission.release(dropped)
 
     def admit(self, admit: Callable[[list[Row]], Iterable[Row]]) -> Sequence | None:
         """Start waiting sequences while there is room; return one that cannot run at all, alone in memory.
@@ -75,7 +79,7 @@ class Scheduler:
         nodes: list[prefix.Node] = []
         misfit = None
         while self.waiting and len(self.running) < self._config.max_running:
-            missing = self._admission.try_admit(self.waiting[0], self.running)
+            missing = self.admission.try_admit(self.waiting[0], self.running)
             if missing is None:
                 misfit = None if self.running else self.waiting[0]
                 break
@@ -94,19 +98,20 @@ class Scheduler:
         for sequence in fresh:
             if id(sequence.row) not in allowed:
                 self.running.remove(sequence)
-                self._admission.release(sequence)
+                self.admission.release(sequence)
         return misfit
 
     def next_batch(self) -> Batch | None:
         """Choose what the next step computes; None when nothing can be."""
         budget = self._config.prefill_chunk_tokens
         chunks: list[Chunk] = []
-        self._nodes = [node for node in self._nodes if node.kv is not None and not node.complete]
+        # A node that lost its KV before it was complete may have been started once more.
+        self._nodes = [n for n in dict.fromkeys(self._nodes) if n.kv is not None and not n.complete]
         for node in self._nodes:
             parent = node.parent
             ready = parent is None or all(n.complete for n in parent.upwards())
             if ready and budget > 0:
-                chunks.append(_node_chunk(node, budget))
+                chunks.append(_node_chunk(node, budget, self.running))
                 budget -= len(chunks[-1].tokens)
         decode = []
         for sequence in list(self.running):
@@ -126,7 +131,7 @@ class Scheduler:
         """Take an ended sequence out; what it has computed stays in the trie for others."""
         self._lengths.learn(sequence.row.max_tokens, len(sequence.row.token_ids))
         if self._config.share_prefixes:
-            self._admission.keep(sequence)
+            self.admission.keep(sequence)
         self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:
@@ -135,12 +140,14 @@ class Scheduler:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
-        self._admission.release(sequence)
+        self.admission.release(sequence)
 
     def _with_room(self, decode: list[Sequence]) -> list[Sequence]:
-        """Grow slots that are full; preempt sequences when memory does not suffice, those with least to lose."""
+        """Grow slots that are full; preempt sequences when memory does not suffice, those with least
+        to lose.
+        """
         for sequence in decode:
-            while sequence.slot is not None and not self._admission.grow(sequence, self.running):
+            while sequence.slot is not None and not self.admission.grow(sequence, self.running):
                 victim = min(self.running[::-1], key=lambda s: len(s.row.token_ids))
                 self._stats.preemptions += 1
                 log.info("preempted id=%s tokens=%d", victim.row.id, len(victim.tokens))
@@ -152,7 +159,9 @@ class Scheduler:
         return [s for s in decode if s.slot is not None]
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Put a running sequence back in front of the waiting ones; all of its own is computed again later."""
+        """Put a running sequence back in front of the waiting ones; all of its own is computed again
+        later.
+        """
         self.running.remove(sequence)
         old = sequence.node
         sequence.recomputes_until = max(sequence.recomputes_until, sequence.computed)
@@ -174,11 +183,11 @@ def _was_freed(chunk: Chunk) -> bool:
     return (target.kv if isinstance(target, prefix.Node) else target.slot) is None
 
 
-def _node_chunk(node: prefix.Node, budget: int) -> Chunk:
+def _node_chunk(node: prefix.Node, budget: int, running: list[Sequence]) -> Chunk:
     tokens = node.tokens[node.computed : node.computed + budget]
     first = node.start + node.computed
     node.computed += len(tokens)
-    return Chunk(node, tokens, first, node.complete)
+    return Chunk(node, tokens, first, node.complete, tuple(s for s in running if s.copies(node)))
 
 
 def _own_chunk(sequence: Sequence, budget: int) -> Chunk:

@@ -11,7 +11,8 @@ from worker.engine.types import Row
 class Sequence:
     """Waits or runs. `tokens` are prompt and sampled tokens; `computed` of them have KV.
 
-    Tokens before `own_start` have their KV in prefix nodes, the others in `slot`.
+    Tokens before `own_start` have their KV in prefix nodes, the others in `slot`. Those before `own_first`
+    are computed in prefix nodes too, and copied.
     """
 
     row: Row
@@ -22,6 +23,7 @@ class Sequence:
     order: tuple[int, str, list[int]]
     tokens: list[int] = field(default_factory=list)
     own_start: int = 0
+    own_first: int = 0
     computed: int = 0
     slot: kv.Slot | None = None
     cached_tokens: int | None = None
@@ -38,6 +40,11 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def own_tokens(self) -> int:
+        """How many tokens no prefix node computes."""
+        return len(self.tokens) - self.own_first
+
+    @property
     def own_length(self) -> int:
         return len(self.tokens) - self.own_start
 
@@ -46,7 +53,9 @@ class Sequence:
         return max(0, min(tokens, self.recomputes_until - first))
 
     def prefilled(self, first: int, tokens: int) -> int:
-        """Return how many of so many tokens from position `first` on are of the prompt, for the first time."""
+        """Return how many of so many tokens from position `first` on are of the prompt, for the first
+        time.
+        """
         return max(0, min(first + tokens, self.prompt_length) - max(first, self.recomputes_until))
 
     @property
@@ -57,5 +66,9 @@ class Sequence:
         """Return the nodes that hold its KV before `own_start`, from the front."""
         return prefix.path(self.node, self.own_start)
 
+    def copies(self, node: prefix.Node) -> bool:
+        """Tell whether it has the KV of a node in its slot as well."""
+        return self.own_start <= node.start and node.end <= self.own_first and node in self.node.upwards()
+
     def prefix_complete(self) -> bool:
-        return all(node.complete for node in self.node.upwards() if node.end <= self.own_start)
+        return all(node.complete for node in self.node.upwards() if node.end <= self.own_first)

@@ -1,4 +1,6 @@
-"""What one step of the model computes: a packed run of tokens, where their KV goes, and which keys each sees."""
+"""What one step of the model computes: a packed run of tokens, where their KV goes, and which keys
+each sees.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +16,11 @@ Tokens = slice | Tensor
 class Part:
     """Queries and one run of keys that they see; a query of several parts sees all their keys.
 
-    `source` has `keys[layer]`, `values[layer]` [rows, heads, tokens, size], of which `rows` and the first `length`
-    tokens from `first` on are meant. Key j lies at position `start` + j; a query sees it when it lies no later than
-    itself. In a batched part query i has row i to itself (`start` [n]); else all queries share one row.
-    `all_seen`: no query lies before any of the keys. `triangular`: query i is at key i. `last`: no part after it has
-    queries of it.
+    `source` has `keys[layer]`, `values[layer]` [rows, heads, tokens, size], of which `rows` and the first
+    `length` tokens from `first` on are meant. Key j lies at position `start` + j; a query sees it when it
+    lies no later than itself. In a batched part query i has row i to itself (`start` [n]); else all queries
+    share one row. `all_seen`: no query lies before any of the keys. `triangular`: query i is at key i.
+    `last`: no part after it has queries of it.
     """
 
     tokens: Tokens
@@ -60,7 +62,9 @@ class Part:
         return None if bool(seen.all()) else seen
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """Return 0 where a query sees a key and -inf elsewhere, [n, length]; None: it sees all. Kept for all layers."""
+        """Return 0 where a query sees a key and -inf elsewhere, [n, length]; None: it sees all. Kept for all
+        layers.
+        """
         if self.all_seen and window is None:
             return None
         if (window, dtype) not in self._masks:
@@ -76,7 +80,8 @@ class Part:
 
 @dataclass(eq=False)
 class Write:
-    """Where the KV of packed tokens goes: token i of `tokens` to row `rows[i]`, position `at[i]` of the source.
+    """Where the KV of packed tokens goes: token i of `tokens` to row `rows[i]`, position `at[i]` of the
+    source.
 
     With `rows` None they go to consecutive positions from `first` on of row `row`.
     """
@@ -105,7 +110,8 @@ class Write:
 class Step:
     """One packed forward: `ids` and `positions` [T]; `wanted` [R] are the tokens whose logits are needed.
 
-    The `own` parts together cover every token exactly once, with keys up to itself; the `shared` ones come on top.
+    The `own` parts together cover every token exactly once, with keys up to itself; the `shared` ones come on
+    top.
     """
 
     ids: Tensor

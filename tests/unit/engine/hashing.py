@@ -1,4 +1,6 @@
-"""A model whose logits are a hash of the tokens a query sees: what the engine plans is exact or all is different."""
+"""A model whose logits are a hash of the tokens a query sees: what the engine plans is exact or all is
+different.
+"""
 
 import torch
 from torch import Tensor
@@ -15,7 +17,9 @@ def next_token(tokens: list[int]) -> int:
 
 
 class HashRunner:
-    """Keeps (position, token) as keys in the real KV memory, and hashes what the parts of a step let a query see."""
+    """Keeps (position, token) as keys in the real KV memory, and hashes what the parts of a step let a query
+    see.
+    """
 
     def __init__(self) -> None:
         self.layout = kv.Layout(((1, 2, 2),), torch.float64, torch.device("cpu"))
