@@ -45,7 +45,6 @@ class Admission:
             self._stats.prefix_tokens_reused += sequence.cached_tokens
         sequence.slot = self._memory.slot(own)
         sequence.computed = sequence.own_first
-        sequence.slot.length = sequence.own_first - sequence.own_start
         for node in nodes:
             if node.computed and node.start >= sequence.own_start:
                 assert node.kv is not None

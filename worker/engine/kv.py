@@ -139,6 +139,7 @@ class Slot:
         pool = self.pool
         for target, source in zip(pool.keys + pool.values, buffer.keys + buffer.values, strict=True):
             target[self.index, :, at : at + tokens] = source[0, :, :tokens]
+        self.length = max(self.length, at + tokens)
 
     def moved(self, tokens: int) -> "Slot":
         """Return a larger slot, for at least so many tokens, with the same content; this one is freed."""

@@ -187,7 +187,11 @@ def _node_chunk(node: prefix.Node, budget: int, running: list[Sequence]) -> Chun
     tokens = node.tokens[node.computed : node.computed + budget]
     first = node.start + node.computed
     node.computed += len(tokens)
-    return Chunk(node, tokens, first, node.complete, tuple(s for s in running if s.copies(node)))
+    copies = tuple(s for s in running if s.slot is not None and s.copies(node))
+    for sequence in copies:
+        assert sequence.slot is not None
+        sequence.slot.length = first + len(tokens) - sequence.own_start
+    return Chunk(node, tokens, first, node.complete, copies)
 
 
 def _own_chunk(sequence: Sequence, budget: int) -> Chunk:
