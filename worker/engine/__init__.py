@@ -31,6 +31,6 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
         from worker.engine.echo import EchoEngine
 
         return EchoEngine.open(model.source, config, faults=model.faults, name=name)
-    from worker.engine.fallback import FallbackEngine
+    from worker.engine import opening
 
-    return FallbackEngine.open(model.source, config, name=name)
+    return opening.open_model(model.source, config, name)
