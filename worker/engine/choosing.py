@@ -10,6 +10,7 @@ from worker.engine.sequence import Sequence
 _GREEDY_TEMPERATURE = 1e-5
 
 
+@torch.inference_mode()  # logits come from it, and may be changed in place only in it
 def choose(sequences: list[Sequence], logits: Tensor) -> list[int]:
     """Return the next token of each sequence from its logits [R, V]; mark those whose logits are not
     finite.

@@ -114,6 +114,15 @@ def test_neighbours_change_no_draw(llama: Callable[..., FastEngine], seed: int) 
     assert {id: together[id].token_ids for id in alone} == alone
 
 
+def test_min_tokens_holds_the_end_token_back(tiny_loaded: loader.Loaded) -> None:
+    engine = FastEngine.over(loader.wrap(architectures.build("llama"), tiny_loaded.tokenizer), EngineConfig())
+    [free] = engine.generate([request("free", _HEAD, max_tokens=9, ignore_eos=True)])
+    engine._eos_ids = frozenset(free.token_ids[2:3])
+    [held] = engine.generate([request("held", _HEAD, max_tokens=9, min_tokens=6)])
+    assert not engine._eos_ids & set(held.token_ids[:5])
+    assert len(held.token_ids) >= 6
+
+
 def test_counters_are_those_of_the_brute_force(llama: Callable[..., FastEngine]) -> None:
     engine = llama()
     done = run(engine, requests())
