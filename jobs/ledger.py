@@ -130,11 +130,11 @@ class Ledger:
 
     def jobs(self, job_ids: Sequence[str]) -> list[Job | None]:
         """Return the jobs in the order asked for."""
-        pipe = self.redis.pipeline(transaction=True)
+        asked = []
         for job_id in job_ids:
-            pipe.hgetall(self._keys.name("job", job_id))
-            pipe.scard(self._keys.name("live", job_id))
-        found = pipe.execute() if job_ids else []
+            asked.append(("HGETALL", self._keys.name("job", job_id)))
+            asked.append(("SCARD", self._keys.name("live", job_id)))
+        found = self._look(asked)
         return [answers.job(fields, live) for fields, live in zip(found[::2], found[1::2], strict=True)]
 
     def unfinished(self) -> list[str]:
@@ -346,28 +346,15 @@ class Ledger:
     def depth(self) -> Depth:
         """Return what is left to do."""
         names = sorted(map(answers.text, self.redis.smembers(self._keys.name("models"))))
-        pipe = self.redis.pipeline(transaction=True)
-        pipe.hlen(self._keys.name("control"))
-        pipe.get(self._keys.name("fed_bytes"))
+        asked = [("HLEN", self._keys.name("control")), ("GET", self._keys.name("fed_bytes"))]
         for name in names:
-            pipe.hlen(self._keys.name("requests", name))
-            pipe.zcard(self._keys.name("leases", name))
-            pipe.llen(self._keys.name("suspects", name))
-            for bound in BOUNDS:
-                pipe.llen(self._keys.name("queue", name, bound))
-        control, fed_bytes, *counts = pipe.execute()
+            for command, kind in (("HLEN", "requests"), ("ZCARD", "leases"), ("LLEN", "suspects")):
+                asked.append((command, self._keys.name(kind, name)))
+            asked += [("LLEN", self._keys.name("queue", name, bound)) for bound in BOUNDS]
+        control, fed_bytes, *counts = self._look(asked)
         width = 3 + len(BOUNDS)
         models = {name: answers.depth(counts[i * width : (i + 1) * width]) for i, name in enumerate(names)}
         return Depth(models, control, int(fed_bytes or 0))
-
-    def queue_view(self) -> dict[str, Any]:
-        """Return the depth as the JSON of GET /v1/queue."""
-        depth = self.depth()
-        models = {
-            name: {**model, "buckets": {str(bound): count for bound, count in model["buckets"].items()}}
-            for name, model in depth.models.items()
-        }
-        return {"object": "queue", "control": depth.control, "bytes": depth.fed_bytes, "models": models}
 
     def _create(self, record: JobRecord, token: str, lease_ms: int) -> int:
         priority = max(-_PRIORITY_SPAN, min(_PRIORITY_SPAN, record.priority))
@@ -376,6 +363,13 @@ class Ledger:
         times = (record.created_at, record.expires_at)
         args = (record.id, record.tenant, record.priority, *times, rank, token, lease_ms)
         return int(self._scripts.run("create", self._keys.of(job=record.id), *args))
+
+    def _look(self, asked: Sequence[tuple[str, str]]) -> list[Any]:
+        """Return the answers to (command, key)..., all of one moment."""
+        if not asked:
+            return []
+        commands, names = zip(*asked, strict=True)
+        return list(self._scripts.run("look", names, *commands))
 
     def _for_owned(
         self, script: str, fingerprint: str, leases: Iterable[Lease], first: Argument

@@ -23,8 +23,10 @@ def text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def job(fields: dict[bytes, bytes], live: int) -> Job | None:
-    known = {text(name): text(value) for name, value in fields.items()}
+def job(fields: Sequence[bytes], live: int) -> Job | None:
+    """Return the job of a hash's names and values, in turn."""
+    values = [text(item) for item in fields]
+    known = dict(zip(values[::2], values[1::2], strict=True))
     if not known:
         return None
     return Job(

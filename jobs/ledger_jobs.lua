@@ -1,5 +1,11 @@
 -- Scripts on jobs and their units. The key layout and the prelude are in ledger.lua.
 
+--@ look
+-- Commands, one for each key. Not a transaction, which a full Redis refuses even if it only reads.
+local answers = {}
+for place, name in ipairs(KEYS) do answers[place] = call(ARGV[place], name) end
+return answers
+
 --@ create
 -- id, tenant, priority, created_at, expires_at (s), rank, token, lease ms of a recovery or 0. Returns an epoch;
 -- 0: somebody else created it. Twice: `creator` has the token.
@@ -23,6 +29,7 @@ return epoch
 
 --@ cancel
 -- id, fingerprint. Twice: the state is not open any more, and is returned.
+even_when_full()
 local state = field('state')
 if not open[state] then return state end
 local other = other_model(ARGV[2])
@@ -34,6 +41,7 @@ return 'cancelling'
 --@ expire
 -- id, fingerprint. A job whose work is over (finalizing, cancelling) ends as what it is.
 -- Twice: the job is expiring already, which is the same answer.
+even_when_full()
 local state = field('state')
 if not open[state] then
   call('ZREM', key.deadlines, id)
@@ -52,6 +60,7 @@ return call('ZRANGEBYSCORE', key.deadlines, '-inf', now, 'LIMIT', 0, 100)
 --@ claim_unit
 -- job id or '', token, kind or '', lease ms, remember ms.
 -- Twice: the record gives the same answer; a unit only while the token owns it.
+even_when_full()
 local token, kinds = ARGV[2], {'finalize', 'feed', 'plan'}
 if ARGV[3] ~= '' then kinds = {ARGV[3]} end
 local record = remembered()
@@ -92,6 +101,7 @@ return {chosen, epoch, attempts}
 
 --@ extend_unit
 -- id, kind, token, lease ms. A lease that ran out but that nobody took may be extended.
+even_when_full()
 if not owns(ARGV[2], ARGV[3]) then return 0 end
 local unit = ARGV[2] .. ':' .. id
 call('ZREM', key['ready_' .. ARGV[2]], unit)
@@ -100,6 +110,7 @@ return 1
 
 --@ release_unit
 -- id, kind, token, delay ms. Twice: the token owns nothing any more.
+even_when_full()
 if field('recovering') == ARGV[3] then
   call('HDEL', key.job, 'recovering')
   hasten('finalize')  -- cancelled meanwhile: it waited for us
@@ -148,6 +159,7 @@ return 1
 --@ end_plan
 -- id, token, requests in all shards or ''. Twice: `ended` has the token. With fewer requests here than the
 -- planner released, Redis restarted meanwhile without its last second: the plan must start over.
+even_when_full()
 if field('ended') == ARGV[2] then return 1 end
 if not owns('plan', ARGV[2]) or not open[field('state')] or field('begun') ~= ARGV[2] then return lost end
 if ARGV[3] ~= '' and number('planned_requests') ~= tonumber(ARGV[3]) then return lost end
@@ -159,6 +171,7 @@ return 1
 
 --@ fail
 -- id, token, seconds to remember, (name of a time, s)... Twice: the job is failed.
+even_when_full()
 if field('state') == 'failed' then return 1 end
 if not owns('plan', ARGV[2]) then return lost end
 if field('state') ~= 'validating' then return illegal('failed') end
@@ -221,6 +234,7 @@ return 1
 --@ finish
 -- id, fingerprint, token or '', state, seconds to remember, (field, value)... Twice: the state is terminal.
 -- The manifest is the truth: it was there first, whatever this job became since. Who found it needs no token.
+even_when_full()
 local state = field('state')
 if state == '' or terminal[state] then return 1 end
 if ARGV[3] ~= '' and not owns('finalize', ARGV[3]) then return lost end

@@ -3,6 +3,7 @@
 --@ claim
 -- worker, token, count, preferred bucket or '', idle, lease ms, remember ms.
 -- Twice: the record gives the same answer, without what the token lost since.
+even_when_full()
 local token, count, until_ = ARGV[2], tonumber(ARGV[3]), now + ARGV[6]
 
 local function waits(entry)
@@ -101,6 +102,7 @@ return grant(entries, bucket or 0, 0)
 
 --@ start
 -- '', (rid, token)... Marks them running; returns those that the token does not own.
+even_when_full()
 local gone = {}
 for place = 2, #ARGV, 2 do
   if owner_of(ARGV[place]) == ARGV[place + 1] then
@@ -114,6 +116,7 @@ return gone
 --@ extend
 -- lease ms, (rid, token)... Returns those that the token does not own. One that ran out but was not reaped
 -- goes on.
+even_when_full()
 local gone = {}
 for place = 2, #ARGV, 2 do
   if owner_of(ARGV[place]) == ARGV[place + 1] then
@@ -126,6 +129,7 @@ return gone
 
 --@ release
 -- '', (rid, token)... Back to the head, no attempt counted. Twice: the token owns nothing any more.
+even_when_full()
 local back = {}
 for place = 2, #ARGV, 2 do
   local rid = ARGV[place]
@@ -149,6 +153,7 @@ return {}
 -- Returns the refused rows. A row counts once: its done bit decides, so that nobody can double it.
 -- Twice: the part is in the index. One of which nothing was accepted is not kept there, but neither a lost
 -- token nor a done bit ever comes back, so the answer stays.
+even_when_full()
 local refused, kept = {}, 0
 local state = field('state')
 local place = call('HGET', key.part_index, ARGV[3])
@@ -196,6 +201,7 @@ return refused
 -- '', token, lease ms, gap ms, grace ms, remember ms, most. Twice: the record gives the same answer.
 -- When nobody reaped for a long time, Redis was away, and the workers get a grace to extend what they still
 -- run.
+even_when_full()
 local record = remembered()
 if record then return granted(ARGV[2], record) end
 local last, grace = call('HGET', key.reaped, 'at'), tonumber(call('HGET', key.reaped, 'until') or 0)

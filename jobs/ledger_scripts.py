@@ -115,6 +115,8 @@ class Scripts:
                 raise errors.Conflict(f"Job {args[0]!s} is {before}: it cannot become {after}.") from None
             if reason == "OTHERMODEL":
                 raise OtherModel(rest) from None
+            if "OOM command not allowed" in str(error):  # Redis 6 hides the code behind where it happened
+                raise redis.exceptions.OutOfMemoryError(str(error)) from None
             raise
 
 

@@ -8,6 +8,8 @@ nothing.
 
 import logging
 
+import redis
+
 from jobs import finalize, ids, results
 from jobs.ledger import Finished, Job, Ledger
 from jobs.records import JobRecord, Manifest, PartEntry, ResultRow
@@ -23,7 +25,10 @@ def after_restart(ledger: Ledger, store: ObjectStore) -> list[str]:
     if ledger.recovered_run() == run:
         return []
     recovered = recover(ledger, store)
-    ledger.note_recovered(run)
+    try:
+        ledger.note_recovered(run)
+    except redis.OutOfMemoryError:
+        log.warning("Redis is full: recovery cannot be noted, and will be done again")
     return recovered
 
 

@@ -8,9 +8,9 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 
 import redis
-from jobs.ledger import Finished, Lease, Ledger
 
 from jobs import results
+from jobs.ledger import Finished, Lease, Ledger
 from jobs.records import ResultRow
 from jobs.settings import Settings
 from jobs.store import ObjectStore

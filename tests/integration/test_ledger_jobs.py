@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from jobs import errors, ids, settings
-from jobs.ledger import Finished, Ledger, State
+from jobs.ledger import Depth, Finished, Ledger, State
 from tests.integration import ledger_support as support
 
 
@@ -246,5 +246,5 @@ def test_connect_takes_the_settings(redis_url: str) -> None:
     connected = Ledger.connect(settings.Settings(redis_url=redis_url, namespace="other"))
     connected.create(support.record())
     assert connected.depth().control == 1
-    assert connected.queue_view() == {"object": "queue", "control": 1, "bytes": 0, "models": {}}
+    assert connected.depth() == Depth({}, 1, 0)
     connected.close()

@@ -75,6 +75,7 @@ def a_life(ledger: Ledger) -> Iterator[str]:
     support.deadline_passes(ledger, expired)
     ledger.expire_due()
     support.finish(ledger, expired, "expired")
+    ledger.job(expired)
     yield "all ended"
 
 

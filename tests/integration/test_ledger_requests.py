@@ -329,7 +329,6 @@ def test_depth_counts_queued_and_leased_by_bucket(ledger: Ledger) -> None:
     assert depth.models == {MODEL: {"queued": 2, "leased": 1, "suspects": 0, "buckets": {128: 1, 512: 1}}}
     payloads = ledger.redis.hvals(ledger._keys.name("requests", MODEL))
     assert depth.fed_bytes == sum(map(len, payloads))
-    assert ledger.queue_view()["models"][MODEL]["buckets"] == {"128": 1, "512": 1}
     ledger.cancel(job_id)
     assert ledger.depth().fed_bytes == 0
 
