@@ -24,6 +24,7 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
         max_running=settings.max_running,
         max_batch_tokens=settings.max_batch_tokens,
         context_tokens=model.context_tokens,
+        kv_memory_bytes=settings.kv_memory_bytes,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
     )

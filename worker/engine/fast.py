@@ -20,7 +20,8 @@ from worker.engine.sequence import Sequence
 from worker.engine.types import Completion, EngineConfig, Request
 
 log = logging.getLogger(__name__)
-_KV_SHARE_OF_FREE_MEMORY = 0.5
+# On a CPU the memory is everybody's: other workers, and whatever else runs on the machine.
+_KV_SHARE_OF_FREE_MEMORY = {"cpu": 0.25, "cuda": 0.5}
 _FEW = 8
 
 
@@ -31,7 +32,7 @@ class FastEngine(Engine):
         super().__init__(loaded.tokenizer, loaded.context_tokens, loaded.vocabulary, config)
         self._eos_ids = loaded.eos_ids
         self._runner = model
-        budget = config.kv_memory_bytes or int(_free_memory(model.layout.device) * _KV_SHARE_OF_FREE_MEMORY)
+        budget = config.kv_memory_bytes or _share_of_free_memory(model.layout.device)
         self._memory = kv.Memory(model.layout, budget)
         self._scheduler = Scheduler(self._memory, config, self.stats)
 
@@ -149,6 +150,10 @@ class FastEngine(Engine):
 
 def _with_cached(completion: Completion, cached_tokens: int | None) -> Completion:
     return dataclasses.replace(completion, cached_tokens=cached_tokens)
+
+
+def _share_of_free_memory(device: torch.device) -> int:
+    return int(_free_memory(device) * _KV_SHARE_OF_FREE_MEMORY.get(device.type, 0.25))
 
 
 def _free_memory(device: torch.device) -> int:
