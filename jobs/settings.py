@@ -117,8 +117,8 @@ class Settings(BaseSettings):
     kv_memory_bytes: int | None = Field(
         None,
         gt=0,
-        description="Memory for keys and values, kept prefixes included; None: a quarter of what is free at the"
-        " start, half on a GPU.",
+        description="Memory for keys and values, kept prefixes included; None: a quarter of what is free"
+        " at the start, half on a GPU.",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, ...")
     flush_seconds: float = Field(

@@ -91,8 +91,8 @@ class EngineConfig:
     `context_tokens` None reads it from the model; `revision` of a hub source; `trust_remote_code` runs Python
     that comes with the model.
 
-    Of the fast engine: `kv_memory_bytes` for keys and values (None: a share of the memory that is free when the
-    model is loaded); `prefill_chunk_tokens` prompt tokens in one step; `prefix_ttl_seconds` after which a
+    Of the fast engine: `kv_memory_bytes` for keys and values (None: a share of the memory that is free when
+    the model is loaded); `prefill_chunk_tokens` prompt tokens in one step; `prefix_ttl_seconds` after which a
     prefix that nobody uses is forgotten (None: when memory is needed); `share_prefixes` off computes every
     prompt whole; `fast` off always takes transformers' `generate`.
     """
