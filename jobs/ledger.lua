@@ -87,6 +87,11 @@ local function move(state)
   call('HSET', key.job, 'state', state, state .. '_at', at, 'stamped', at)
 end
 
+-- How many requests of a job may be in Redis: few at first, since all that comes later waits behind them.
+local function window(most)
+  return math.min(tonumber(most), math.max(number('window'), 128))
+end
+
 local function illegal(state)
   return redis.error_reply('ILLEGAL ' .. field('state') .. ' ' .. state)
 end

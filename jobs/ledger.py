@@ -41,6 +41,7 @@ __all__ = [
 
 _REMEMBER_MS = 60_000
 _REAP_AT_ONCE = 1000
+_PATIENCE_MS = 10_000
 _PRIORITY_SPAN = 100
 
 
@@ -246,7 +247,7 @@ class Ledger:
         *,
         token: str | None = None,
     ) -> Group | None:
-        """Lease up to `count` requests of one bucket: `prefer` while it has any, else the longest waiting.
+        """Lease up to `count` requests of one bucket: `prefer`, unless another waits far longer than it.
 
         `idle`: the caller runs nothing. Only then it gets suspects, apart from all others: those whose worker
         died once together, the rest one by one. While suspects wait, one busy worker gets nothing (None), so
@@ -256,8 +257,8 @@ class Ledger:
             return None
         token = token or uuid.uuid4().hex
         keys = self._keys.of(model=fingerprint, token=token)
-        args = (self.worker, token, count, prefer or "", int(idle), self._lease_ms, _REMEMBER_MS)
-        answer = self._scripts.run("claim", keys, *args)
+        wanted: tuple[Argument, ...] = (self.worker, token, count, prefer or "", int(idle))
+        answer = self._scripts.run("claim", keys, *wanted, self._lease_ms, _REMEMBER_MS, _PATIENCE_MS)
         leases = answers.leases(fingerprint, token, answer)
         if not leases:
             return None

@@ -181,16 +181,26 @@ forget_job(ARGV[3])
 return 1
 
 --@ feed_state
--- id, token, window, budget. A job may fill its share of the budget: one of long prompts must not starve the
--- others.
+-- id, token, largest window, budget. A job may fill its share of the budget: one of long prompts must not
+-- starve the others. Its window is half empty again after 5 to 20 seconds: doubled or halved until it is.
 if not owns('feed', ARGV[2]) or field('state') ~= 'in_progress' then return lost end
 local live, room = call('SCARD', key.live), ARGV[4] - (call('GET', key.fed_bytes) or 0)
 if live > 0 then
   local share = math.floor(ARGV[4] / math.max(call('SCARD', key.feeding), 1))
   room = math.min(room, share - number('live_bytes'))
 end
+local size = window(ARGV[3])
+if live * 2 > size then
+  if field('filled') == '' then call('HSET', key.job, 'filled', now) end
+elseif field('filled') ~= '' then
+  local took = now - number('filled')
+  if took < 5000 then size = size * 2 elseif took > 20000 then size = math.ceil(size / 2) end
+  call('HSET', key.job, 'window', size)
+  call('HDEL', key.job, 'filled')
+  size = window(ARGV[3])
+end
 return {call('LINDEX', key.shards, number('cursor')), number('offset'),
-  math.max(0, ARGV[3] - live), math.max(0, room), number('planned')}
+  math.max(0, size - live), math.max(0, room), number('planned')}
 
 --@ feed
 -- id, fingerprint, token, shard, offset, last, then (rid, bucket, rows as "1,5", payload)...

@@ -1,7 +1,7 @@
 -- Scripts on requests and their leases. The key layout and the prelude are in ledger.lua.
 
 --@ claim
--- worker, token, count, preferred bucket or '', idle, lease ms, remember ms.
+-- worker, token, count, preferred bucket or '', idle, lease ms, remember ms, patience ms.
 -- Twice: the record gives the same answer, without what the token lost since.
 even_when_full()
 local token, count, until_ = ARGV[2], tonumber(ARGV[3]), now + ARGV[6]
@@ -35,11 +35,14 @@ local function head(list)
   return entry
 end
 
-local function oldest()
+-- The bucket whose head has waited longest; the preferred one before those that waited a little longer. It is
+-- left in the end though it has work: a long job must not keep others from their turn.
+local function longest_waiting(preferred)
   local found, least
   for _, bucket in ipairs(buckets) do
     local entry = head(queue[bucket])
     local ms = entry and tonumber(string.match(entry, '^%d+'))
+    if ms and bucket == preferred then ms = ms - ARGV[8] end
     if ms and (not least or ms < least) then found, least = bucket, ms end
   end
   return found
@@ -92,13 +95,8 @@ if head(key.suspects) then
     return grant({}, 0, 0)
   end
 end
-local bucket, entries = ARGV[4], {}
-if queue[bucket] then entries = take(queue[bucket], count) end
-if #entries == 0 then
-  bucket = oldest()
-  if bucket then entries = take(queue[bucket], count) end
-end
-return grant(entries, bucket or 0, 0)
+local bucket = longest_waiting(ARGV[4])
+return grant(bucket and take(queue[bucket], count) or {}, bucket or 0, 0)
 
 --@ start
 -- '', (rid, token)... Marks them running; returns those that the token does not own.
@@ -193,7 +191,7 @@ if kept > 0 then
   local entry = '{"name":' .. cjson.encode(ARGV[3]) .. ',"skip":[' .. table.concat(refused, ',') .. ']}'
   call('HSET', key.part_index, ARGV[3], call('RPUSH', key.parts, entry) - 1)
 end
-if call('SCARD', key.live) * 2 <= tonumber(ARGV[4]) then hasten('feed') end
+if call('SCARD', key.live) * 2 <= window(ARGV[4]) then hasten('feed') end
 settle()
 return refused
 

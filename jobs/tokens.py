@@ -17,6 +17,8 @@ from jobs.settings import ModelSettings
 _CACHED_SEGMENT_CHARACTERS = 256
 _CACHE_CHARACTERS = 4_000_000
 
+_importing, _loading = threading.Lock(), threading.Lock()
+
 
 class Tokenizer:
     """Text to token ids and back, chats to text, for one model."""
@@ -34,6 +36,7 @@ class Tokenizer:
         """Load tokenizer, template and context length, without the weights; raises ModelUnavailable."""
         try:
             location, options = locate(model)
+            import_transformers()
             from transformers import AutoConfig, AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(location, **options)
@@ -190,7 +193,18 @@ def context_of(config: Any, tokenizer: Any) -> int:
     return min(limits, default=1 << 20)
 
 
-@lru_cache(maxsize=8)
+def import_transformers() -> None:
+    """Import it in one thread at a time: half imported by one, it is not whole for another."""
+    with _importing:
+        import transformers  # noqa: F401
+
+
 def cached(name: str, model: ModelSettings) -> Tokenizer:
     """Return the tokenizer of a served model, loaded once per process."""
+    with _loading:
+        return _cached(name, model)
+
+
+@lru_cache(maxsize=8)
+def _cached(name: str, model: ModelSettings) -> Tokenizer:
     return Tokenizer.load(name, model)

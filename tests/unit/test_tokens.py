@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import threading
 from functools import cache
 from pathlib import Path
@@ -21,6 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jobs import errors, tokens
 from jobs.settings import ModelSettings
+from tests.unit import planning
 
 SPECIAL = ["<s>", "<|im_start|>", "<|im_start|>x", "<|im_end|>", "[SEP]"]
 CORPUS = ["the cat sat on the mat", "def f(x):\n    return x + 1", "É caffè Ünï 12 345"] * 3
@@ -251,3 +254,30 @@ def test_the_context_is_the_smaller_of_config_and_tokenizer() -> None:
     assert tokens.context_of(Config(n_positions=100), Declaring(50)) == 50
     assert tokens.context_of(Config(max_position_embeddings=100), Declaring(200)) == 100
     assert tokens.context_of(Config(), unlimited) == 1 << 20
+
+
+_MANY_THREADS = """
+import sys, threading
+from pathlib import Path
+from jobs import tokens
+from jobs.settings import ModelSettings
+model, failed = ModelSettings(source=sys.argv[1]), []
+def load():
+    try:
+        tokens.cached("m", model)
+    except Exception as error:
+        failed.append(error)
+threads = [threading.Thread(target=load) for _ in range(6)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+sys.exit(repr(failed) if failed else 0)
+"""
+
+
+def test_threads_that_load_the_first_tokenizer_at_once_all_get_it(tmp_path: Path) -> None:
+    # The race: transformers, half imported by one thread, is not whole for another.
+    source = planning.save_tokenizer(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", _MANY_THREADS, str(source)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

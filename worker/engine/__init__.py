@@ -1,5 +1,6 @@
 """The engine: token ids in, token ids out. Importing this package loads neither torch nor transformers."""
 
+from jobs import tokens
 from jobs.settings import ModelSettings, Settings
 from worker.engine.base import Engine
 from worker.engine.types import Completion, EngineConfig, Request, Sampling, Stats, Timings
@@ -32,6 +33,7 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
         from worker.engine.echo import EchoEngine
 
         return EchoEngine.open(model.source, config, faults=model.faults, name=name)
+    tokens.import_transformers()
     from worker.engine import opening
 
     return opening.open_model(model.source, config, name)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from jobs import errors
+from jobs import errors, tokens
 from worker.engine.base import Engine
 from worker.engine.source import locate
 from worker.engine.types import Completion, EngineConfig, Row, Timings
@@ -109,6 +109,7 @@ def _load_tokenizer(source: str, config: EngineConfig) -> Any:
 
         return tokenizers.Tokenizer.from_file(str(file))
     location, options = locate(source, config)
+    tokens.import_transformers()
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(location, **options)
