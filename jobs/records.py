@@ -66,6 +66,8 @@ class PlannedRequest(Record):
     prompt_ids: list[int]
     params: dict[str, Any]
     followers: list[tuple[int, str]] = field(default_factory=list)
+    tenant: str = ""
+    """Whose it is: prefixes are shared within a tenant."""
 
     @property
     def rows(self) -> list[int]:

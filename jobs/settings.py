@@ -110,7 +110,15 @@ class Settings(BaseSettings):
 
     max_running: int = Field(64, gt=0, description="Most requests in the running batch.")
     max_batch_tokens: int = Field(
-        65_536, gt=0, description="Most tokens (padding and outputs included) in the running batch."
+        65_536,
+        gt=0,
+        description="Most tokens, padding and outputs included, in a batch of the padding (fallback) engine.",
+    )
+    kv_memory_bytes: int | None = Field(
+        None,
+        gt=0,
+        description="Memory for keys and values, kept prefixes included; None: a quarter of what is free"
+        " at the start, half on a GPU.",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, ...")
     flush_seconds: float = Field(

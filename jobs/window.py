@@ -118,6 +118,7 @@ class Window:
                 PlannedRequest(
                     id=ids.request_id(record.id, row),
                     job_id=record.id,
+                    tenant=record.tenant,
                     row=row,
                     custom_id=custom_id,
                     endpoint=record.endpoint,

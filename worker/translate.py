@@ -12,7 +12,7 @@ def engine_request(request: PlannedRequest) -> Request:
     params = request.params | {"stop": tuple(request.params["stop"])}
     if params.get("seed") is None:
         params["seed"] = ids.seed(request.id)
-    return Request(request.id, request.prompt_ids, Sampling(**params))
+    return Request(request.id, request.prompt_ids, Sampling(**params), root=request.tenant)
 
 
 def rows_of(

@@ -393,7 +393,8 @@ def test_a_group_on_a_real_model_gives_each_request_what_it_gets_alone(run: Runn
     for n in range(4):
         assert run(lines[n], options=("--engine", "auto", "--overwrite")).exit_code == 0
         alone = run.lines()[0]["response"]["body"]
-        assert (alone["choices"], alone["usage"]) == (together[n]["choices"], together[n]["usage"])
+        assert alone["choices"] == together[n]["choices"]
+        assert alone["usage"]["completion_tokens"] == together[n]["usage"]["completion_tokens"]
     assert together[1]["usage"]["completion_tokens"] == 5
     assert together[4]["usage"]["completion_tokens"] <= 2
 

@@ -25,6 +25,7 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
         max_running=settings.max_running,
         max_batch_tokens=settings.max_batch_tokens,
         context_tokens=model.context_tokens,
+        kv_memory_bytes=settings.kv_memory_bytes,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
     )
@@ -33,6 +34,6 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
 
         return EchoEngine.open(model.source, config, faults=model.faults, name=name)
     tokens.import_transformers()
-    from worker.engine.fallback import FallbackEngine
+    from worker.engine import opening
 
-    return FallbackEngine.open(model.source, config, name=name)
+    return opening.open_model(model.source, config, name)

@@ -34,9 +34,9 @@ class Engine(ABC):
     @staticmethod
     def load(source: str, config: EngineConfig | None = None) -> "Engine":
         """Load a hub id, a local directory or a GGUF file; raises errors.ModelUnavailable."""
-        from worker.engine.fallback import FallbackEngine
+        from worker.engine import opening
 
-        return FallbackEngine.open(source, config or EngineConfig())
+        return opening.open_model(source, config or EngineConfig())
 
     @abstractmethod
     def step(self) -> list[Completion]:

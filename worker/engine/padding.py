@@ -63,9 +63,14 @@ def try_batches(loaded: Loaded) -> tuple[Batches, str]:
 def _unpaddable(loaded: Loaded) -> str | None:
     if not takes_mask(loaded.model):
         return "the model takes no attention mask"
-    if any(rope in _rope_types(loaded.model.config) for rope in _ROPE_BY_LENGTH):
+    if rope_depends_on_length(loaded.model.config):
         return "the rotary embedding depends on the longest row"
     return None
+
+
+def rope_depends_on_length(config: Any) -> bool:
+    """Tell whether the rotary embedding of a token depends on the longest row of its batch."""
+    return any(rope in _rope_types(config) for rope in _ROPE_BY_LENGTH)
 
 
 def _difference(loaded: Loaded, prompts: list[list[int]], alone: list[tuple[Tensor, ...]]) -> str | None:

@@ -50,6 +50,8 @@ class Request:
     id: str
     prompt_ids: list[int]
     sampling: Sampling
+    root: str = ""
+    """Prefixes are shared only among requests of one root, such as a tenant."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ class EngineConfig:
     included) in one batch;
     `context_tokens` None reads it from the model; `revision` of a hub source; `trust_remote_code` runs Python
     that comes with the model.
+
+    Of the fast engine: `kv_memory_bytes` for keys and values (None: a share of the memory that is free when
+    the model is loaded); `prefill_chunk_tokens` prompt tokens in one step; `prefix_ttl_seconds` after which a
+    prefix that nobody uses is forgotten (None: when memory is needed); `share_prefixes` off computes every
+    prompt whole; `fast` off always takes transformers' `generate`.
     """
 
     device: str = "auto"
@@ -97,6 +104,11 @@ class EngineConfig:
     context_tokens: int | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+    kv_memory_bytes: int | None = None
+    prefill_chunk_tokens: int = 512
+    prefix_ttl_seconds: float | None = None
+    share_prefixes: bool = True
+    fast: bool = True
 
 
 @dataclass
@@ -122,6 +134,15 @@ class Stats:
     """1 when padded rows of this model differ from single ones, so that batches have one length."""
     batches_differ: int = 0
     """1 when even rows of one length differ, so that each runs alone."""
+    fallbacks: int = 0
+    """1 when the fast engine cannot run this model, so that `generate` does."""
+    steps: int = 0
+    steps_below_8: int = 0
+    """Steps with fewer than 8 requests running: the tail."""
+    attention_calls: int = 0
+    preemptions: int = 0
+    tokens_recomputed: int = 0
+    kv_bytes_in_use: int = 0
 
     def to_dict(self) -> dict[str, int]:
         return asdict(self)

@@ -34,6 +34,22 @@ _MAMBA: dict[str, Any] = {
     "initializer_range": 0.5,
 }
 _MOE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_DEEPSEEK: dict[str, Any] = {name: value for name, value in _COMMON.items() if name != "head_dim"} | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
 _FALCON = {name: value for name, value in _COMMON.items() if name != "head_dim"}
 _LINEAR: dict[str, Any] = {
     "linear_num_key_heads": 2,
@@ -49,7 +65,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": _COMMON,
     "phi3": _COMMON | {"pad_token_id": 0},
     "gemma2": _COMMON | {"sliding_window": 16, "query_pre_attn_scalar": 8},
+    "gemma3_text": _COMMON | {"sliding_window": 16, "query_pre_attn_scalar": 8},
+    "gpt_oss": _COMMON
+    | {"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": _ROPE},
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v2": _DEEPSEEK | {"topk_method": "greedy"},
+    "granite": _COMMON | {"attention_multiplier": 0.3, "residual_multiplier": 0.7, "logits_scaling": 2.0},
+    "gemma": _COMMON,
+    "olmo": _COMMON,
     "olmo2": _COMMON,
+    "olmoe": _COMMON | {"num_experts": 4, "num_experts_per_tok": 2},
+    "smollm3": _COMMON | {"pad_token_id": 0},
+    "starcoder2": _COMMON,
+    "glm4": _COMMON | {"pad_token_id": 0},
+    "phi": _COMMON,
     "cohere": _COMMON,
     "stablelm": _COMMON,
     "gpt2": _GPT2,

@@ -1,6 +1,7 @@
 """Every kind of source loads, and what cannot is refused in one line."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from jobs.settings import ModelSettings, Settings
 from tests.unit.engine.conftest import request
 from worker.engine import Engine, EngineConfig, loader, open_engine
 from worker.engine.echo import EchoEngine
-from worker.engine.fallback import FallbackEngine
+from worker.engine.fast import FastEngine
 
 CPU = EngineConfig(device="cpu")
 
@@ -30,7 +31,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_open_engine_loads_what_the_settings_name(tiny_path: Path) -> None:
     model = ModelSettings.model_validate({"source": str(tiny_path), "context_tokens": 100})
     engine = open_engine("tiny", model, Settings(max_running=3, device="cpu"))
-    assert isinstance(engine, FallbackEngine)
+    assert isinstance(engine, FastEngine)
     assert (engine.room(), engine.context_tokens) == (3, 100)
     engine.close()
 
@@ -115,7 +116,7 @@ def test_a_model_that_does_not_generate_is_refused(tiny_path: Path, monkeypatch:
 
     monkeypatch.setattr("worker.engine.padding.try_batches", fail)
     with pytest.raises(errors.ModelUnavailable, match="does not generate: RuntimeError: mat1 and mat2"):
-        Engine.load(str(tiny_path), CPU)
+        Engine.load(str(tiny_path), replace(CPU, fast=False))
 
 
 def test_sampling_defaults_of_a_checkpoint_do_not_act(tiny_path: Path, tmp_path: Path) -> None:

@@ -1,0 +1,187 @@
+"""Scheduling, sharing, growth and preemption without weights: the model is a hash of the tokens that
+it sees.
+"""
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.engine import hashing
+from tests.unit.engine.conftest import request
+from worker.engine import Completion, EngineConfig, Request, loader
+from worker.engine.fast import FastEngine
+
+TOKEN_BYTES = 2 * 2 * 8
+
+
+def open_hashing(tiny_loaded: loader.Loaded, **fields: Any) -> FastEngine:
+    loaded = replace(tiny_loaded, vocabulary=hashing.VOCABULARY, eos_ids=frozenset())
+    return FastEngine(loaded, EngineConfig(**fields), hashing.HashRunner())
+
+
+def expected(r: Request) -> list[int]:
+    tokens = list(r.prompt_ids)
+    for _ in range(r.sampling.max_tokens):
+        tokens.append(hashing.next_token(tokens))
+    return tokens[len(r.prompt_ids) :]
+
+
+def distinct_tokens(prompts: list[list[int]]) -> int:
+    """How many tokens a token trie of the prompts has, by brute force."""
+    return len({tuple(prompt[: i + 1]) for prompt in prompts for i in range(len(prompt))})
+
+
+def check(requests: list[Request], done: list[Completion]) -> None:
+    by_id = {completion.id: completion for completion in done}
+    assert len(by_id) == len(done) == len(requests)
+    for r in requests:
+        assert by_id[r.id].error is None
+        assert by_id[r.id].token_ids == expected(r)
+
+
+# Few different tokens, so that prompts are often prefixes of others, or equal.
+prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=14)
+
+
+@st.composite
+def requests_of(draw: st.DrawFn) -> list[Request]:
+    return [
+        request(str(i), prompt, max_tokens=draw(st.integers(1, 9))) for i, prompt in enumerate(draw(prompts))
+    ]
+
+
+# From how much on a prefix node is attended to as such; below it is copied into the slots of its users.
+worth_a_part = st.sampled_from([0, 12, 1024])
+
+
+@given(requests_of(), st.integers(1, 9), st.integers(1, 6), worth_a_part)
+@settings(max_examples=50, deadline=None)
+def test_any_schedule_is_exact_and_computes_each_prefix_once(
+    tiny_loaded: loader.Loaded, requests: list[Request], chunk: int, running: int, worth: int
+) -> None:
+    engine = open_hashing(tiny_loaded, prefill_chunk_tokens=chunk, max_running=running)
+    engine._scheduler.admission.worth_a_part = worth
+    done = list(engine.generate(requests))
+    check(requests, done)
+    stats = engine.stats
+    cached = sum(len(r.prompt_ids) for r in requests) - stats.prefill_tokens_computed
+    assert sum(c.cached_tokens or 0 for c in done) == cached == stats.prefix_tokens_reused
+    if running >= len(requests):
+        assert stats.prefill_tokens_computed == distinct_tokens([r.prompt_ids for r in requests])
+    engine.forget_prefixes()
+    assert engine.stats.kv_bytes_in_use == 0
+
+
+@given(requests_of(), st.integers(60, 300), st.integers(0, 1 << 32), worth_a_part)
+@settings(max_examples=50, deadline=None)
+def test_adding_cancelling_and_little_memory_change_no_output(
+    tiny_loaded: loader.Loaded, requests: list[Request], budget: int, seed: int, worth: int
+) -> None:
+    budget, rng = budget * TOKEN_BYTES, Random(seed)
+    engine = open_hashing(tiny_loaded, prefill_chunk_tokens=4, max_running=5, kv_memory_bytes=budget)
+    engine._scheduler.admission.worth_a_part = worth
+    todo, done, cancelled = list(requests), [], set()
+    while todo or engine.has_work:
+        count = rng.randint(0, 4)
+        engine.add(todo[:count])
+        todo = todo[count:]
+        if rng.random() < 0.1 and engine.running:
+            victim = rng.choice(sorted(engine.running))
+            cancelled.add(victim)
+            engine.cancel([victim])
+        done += engine.step()
+        assert engine.stats.kv_bytes_in_use <= budget
+    finished = [c for c in done if c.finish_reason != "cancelled"]
+    assert {c.id for c in done} == {r.id for r in requests}
+    check([r for r in requests if r.id in {c.id for c in finished}], finished)
+    engine.forget_prefixes()
+    assert engine.stats.kv_bytes_in_use == 0
+
+
+def test_outputs_longer_than_expected_preempt_and_go_on(tiny_loaded: loader.Loaded) -> None:
+    engine = open_hashing(tiny_loaded, kv_memory_bytes=400 * TOKEN_BYTES, prefill_chunk_tokens=64)
+    engine._scheduler._lengths.expected = lambda max_tokens: 4  # type: ignore[method-assign]
+    requests = [request(str(i), [i, 1, 2], max_tokens=90) for i in range(8)]
+    check(requests, list(engine.generate(requests)))
+    assert engine.stats.preemptions > 0
+    assert engine.stats.tokens_recomputed > 0
+    assert engine.stats.prefill_tokens_computed == distinct_tokens([r.prompt_ids for r in requests])
+
+
+def test_a_request_larger_than_the_memory_is_an_error_and_others_run(tiny_loaded: loader.Loaded) -> None:
+    engine = open_hashing(tiny_loaded, kv_memory_bytes=100 * TOKEN_BYTES)
+    requests = [request("large", [1] * 300), request("small", [1, 2, 3])]
+    done = {c.id: c for c in engine.generate(requests)}
+    assert "kv_memory_bytes" in str(done["large"].error)
+    assert done["small"].token_ids == expected(requests[1])
+
+
+def test_the_next_turn_of_a_conversation_finds_its_history(tiny_loaded: loader.Loaded) -> None:
+    engine = open_hashing(tiny_loaded)
+    first = request("first", [5] * 30, max_tokens=20)
+    [answer] = engine.generate([first])
+    turn = request("second", first.prompt_ids + answer.token_ids + [7, 8, 9], max_tokens=5)
+    other = replace(turn, id="other", root="another tenant")
+    done = {c.id: c for c in engine.generate([turn, other])}
+    assert done["second"].cached_tokens == 30 + 19  # the last token was sampled, not computed
+    assert done["other"].cached_tokens == 0
+    assert done["second"].token_ids == done["other"].token_ids == expected(turn)
+
+
+def test_a_prefix_outlives_its_requests_until_the_ttl(tiny_loaded: loader.Loaded) -> None:
+    for ttl, cached in ((1000.0, 29), (0.0, 0)):
+        engine = open_hashing(tiny_loaded, prefix_ttl_seconds=ttl)
+        for id in ("a", "b"):
+            [completion] = engine.generate([request(id, [4] * 30, max_tokens=3)])
+        assert completion.cached_tokens == cached
+
+
+def test_tokens_of_a_running_request_are_shared_with_one_that_comes_later(tiny_loaded: loader.Loaded) -> None:
+    engine = open_hashing(tiny_loaded)
+    early = request("early", [3] * 40, max_tokens=30)
+    late = request("late", [3] * 20 + [1, 2], max_tokens=5)
+    engine.add([early])
+    done = [c for _ in range(5) for c in engine.step()]
+    engine.add([late])
+    while engine.has_work:
+        done += engine.step()
+    check([early, late], done)
+    assert {c.id: c.cached_tokens for c in done} == {"early": 0, "late": 20}
+
+
+def test_what_on_admit_loses_vanishes_and_what_it_raises_leaves_all_waiting(
+    tiny_loaded: loader.Loaded,
+) -> None:
+    engine = open_hashing(tiny_loaded)
+    asked: list[str] = []
+
+    def fail(ids: list[str]) -> list[str]:
+        raise ConnectionError(str(ids))
+
+    def lose(ids: list[str]) -> list[str]:
+        asked.extend(ids)
+        return ["1"]
+
+    requests = [request(str(i), [1, 2, i], max_tokens=4) for i in range(3)]
+    engine.on_admit = fail
+    engine.add(requests)
+    with pytest.raises(ConnectionError):
+        engine.step()
+    assert engine.waiting == {"0", "1", "2"}
+    engine.on_admit = lose
+    done = []
+    while engine.has_work:
+        done += engine.step()
+    check([requests[0], requests[2]], done)
+    assert sorted(asked) == ["0", "1", "2"]
+
+
+def test_a_step_computes_no_more_tokens_than_the_budget(tiny_loaded: loader.Loaded) -> None:
+    engine = open_hashing(tiny_loaded, prefill_chunk_tokens=16, max_running=8)
+    requests = [request(str(i), [i] * 50, max_tokens=5) for i in range(8)]
+    check(requests, list(engine.generate(requests)))
+    assert engine._runner.largest_step <= 16 + 8  # type: ignore[attr-defined]

@@ -1,0 +1,166 @@
+"""Attention over the parts of a step: each run of keys once for all its queries, merged by log-sum-exp.
+
+Splitting softmax attention over runs of keys and merging by log-sum-exp is exact (Milakov & Gimelshein 2018;
+for shared prefixes: Hydragen, Juravsky et al. 2024, and the cascade attention of FlashInfer).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker.engine.step import Part, Step
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a layer turns queries and keys into weights; `sinks` [H] are logits that take weight and give
+    nothing.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+class Backend(Protocol):
+    """Computes attention [T, H, value size] of a step's packed queries [T, H, key size]."""
+
+    def __call__(self, step: Step, layer: int, queries: Tensor, scoring: Scoring) -> Tensor: ...
+
+
+def dense(step: Step, layer: int, queries: Tensor, scoring: Scoring) -> Tensor:
+    """Attend part by part. Heads are grouped over KV heads (G groups of M) without repeating these."""
+    tokens, heads, _ = queries.shape
+    groups = step.own[0].source.keys[layer].shape[1]
+    by_group = queries.unflatten(1, (groups, -1)).transpose(0, 1).contiguous()  # [G, T, M, D]
+    size = step.own[0].source.values[layer].shape[-1]
+    out = queries.new_empty(tokens, groups, heads // groups, size)
+    merges = bool(step.shared) or scoring.sinks is not None
+    lse = queries.new_empty(tokens, groups, heads // groups, dtype=_wide(queries.dtype)) if merges else None
+    for part in step.own:
+        result, result_lse = _attend(part, layer, queries, by_group, scoring)
+        out[part.tokens] = result
+        if lse is not None:
+            lse[part.tokens] = result_lse
+    for part in step.shared:
+        assert lse is not None
+        more, more_lse = _attend(part, layer, queries, by_group, scoring)
+        _merge(out, lse, part, more, more_lse, keeps_lse=scoring.sinks is not None or not part.last)
+    if scoring.sinks is not None and lse is not None:
+        out *= torch.sigmoid(lse - scoring.sinks.view(groups, -1))[..., None].to(out.dtype)
+    return out.flatten(1, 2)
+
+
+def _merge(out: Tensor, lse: Tensor, part: Part, more: Tensor, more_lse: Tensor, keeps_lse: bool) -> None:
+    """Merge attention over more keys, `more` [n, G, M, D] and its LSE [n, G, M], into that of a part's
+    tokens.
+    """
+    tokens = part.tokens
+    old_out, old_lse = out[tokens], lse[tokens]  # views where `tokens` is a slice
+    weight = torch.sigmoid(more_lse - old_lse)[..., None].to(out.dtype)
+    old_out.lerp_(more, weight)
+    if keeps_lse:
+        torch.logaddexp(old_lse, more_lse, out=old_lse)
+    if not isinstance(tokens, slice):
+        out[tokens] = old_out
+        if keeps_lse:
+            lse[tokens] = old_lse
+
+
+def _attend(
+    part: Part, layer: int, queries: Tensor, by_group: Tensor, scoring: Scoring
+) -> tuple[Tensor, Tensor]:
+    """Return the attention of a part's queries over its keys alone [n, G, M, value size], and the LSE [n, G,
+    M].
+    """
+    k, v = part.keys_values(layer)  # [B, G, L, D]
+    window = scoring.window if scoring.window is not None and scoring.window < part.reach else None
+    plain = scoring.softcap is not None or k.shape[-1] != v.shape[-1] or k.device.type != "cpu"
+    if plain or window is not None:
+        q = queries[part.tokens].unflatten(1, (k.shape[1], -1))
+        return _attend_plain(part, q, k, v, part.mask(window, _wide(q.dtype)), scoring)
+    if part.triangular:
+        q = queries[part.tokens].transpose(0, 1)[None]  # [1, H, n, D]
+        out, lse = _flash(q, k, v, 0.0, True, scale=scoring.scale)
+        shape = (k.shape[1], -1)
+        return out[0].transpose(0, 1).unflatten(1, shape), lse[0].transpose(0, 1).unflatten(1, shape)
+    q = by_group[:, part.tokens]  # [G, n, M, D]
+    if part.batched:  # the heads of a group are the queries of its KV head
+        mask = part.mask(None, _wide(q.dtype))
+        mask = None if mask is None else mask[:, None, None, :].expand(-1, 1, q.shape[2], -1)
+        return _flash(q.transpose(0, 1), k, v, 0.0, False, attn_mask=mask, scale=scoring.scale)
+    out, lse = _flash(q.flatten(1, 2)[None], k, v, 0.0, False, scale=scoring.scale)
+    shape = (q.shape[1], q.shape[2])
+    return out[0].unflatten(1, shape).transpose(0, 1), lse[0].unflatten(1, shape).transpose(0, 1)
+
+
+def _attend_plain(
+    part: Part, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scoring
+) -> tuple[Tensor, Tensor]:
+    """The same from matrix products of q [n, G, M, D]. Queries that see no key get 0 and LSE -inf."""
+    n, groups, heads, _ = q.shape
+    if not part.batched:
+        q = q.permute(1, 2, 0, 3).reshape(1, groups, heads * n, -1)
+    scores = (q @ k.mT).to(_wide(q.dtype)) * scoring.scale  # [B, G, queries of the row, L]
+    if scoring.softcap is not None:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    if mask is not None and part.batched:
+        scores = scores + mask[:, None, None, :]
+    elif mask is not None:
+        scores = (scores.view(groups, heads, n, -1) + mask).view(scores.shape)
+    lse = scores.logsumexp(-1)
+    weights = torch.exp(scores - lse.clamp(min=torch.finfo(lse.dtype).min)[..., None])
+    out = weights.to(v.dtype) @ v
+    if part.batched:
+        return out, lse
+    out = out.view(groups, heads, n, -1).permute(2, 0, 1, 3)
+    return out, lse.view(groups, heads, n).permute(2, 0, 1)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return in what log-sum-exps are kept and merged."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def reference(step: Step, layer: int, queries: Tensor, scoring: Scoring) -> Tensor:
+    """The oracle: token by token, all keys it sees side by side, one softmax, in float64."""
+    results = []
+    for token in range(queries.shape[0]):
+        keys, values = zip(*(seen(part, layer, token, scoring.window) for part in _parts(step)), strict=True)
+        k, v = torch.cat(keys).double(), torch.cat(values).double()  # [L, G, D]
+        repeat = queries.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+        scores = torch.einsum("hd,lhd->hl", queries[token].double(), k) * scoring.scale
+        if scoring.softcap is not None:
+            scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+        if scoring.sinks is not None:
+            scores = torch.cat([scores, scoring.sinks.double()[:, None]], -1)
+        weights = scores.softmax(-1)[:, : k.shape[0]]
+        results.append(torch.einsum("hl,lhd->hd", weights, v).to(queries.dtype))
+    return torch.stack(results)
+
+
+def _parts(step: Step) -> list[Part]:
+    return step.own + step.shared
+
+
+def seen(part: Part, layer: int, token: int, window: int | None) -> tuple[Tensor, Tensor]:
+    """Return the keys and values [n, G, D] of a part that one packed token sees."""
+    k, v = part.keys_values(layer)
+    tokens = part.tokens
+    indices = list(range(tokens.start, tokens.stop)) if isinstance(tokens, slice) else tokens.tolist()
+    if token not in indices:
+        return k[0, :, :0].transpose(0, 1), v[0, :, :0].transpose(0, 1)
+    query = indices.index(token)
+    row = query if part.batched else 0
+    seen = part.visible(window)
+    which = torch.arange(part.length) if seen is None else seen[query].nonzero()[:, 0]
+    return k[row][:, which].transpose(0, 1), v[row][:, which].transpose(0, 1)
+
+
+BACKENDS: dict[str, Backend] = {"dense": dense, "reference": reference}

@@ -1,0 +1,162 @@
+"""The fast engine: continuous batching over KV in place, every shared prefix computed and attended to
+once.
+"""
+
+import dataclasses
+import gc
+import logging
+import os
+import time
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from worker.engine import choosing, guards, kv, loader, packing, prefix, runner
+from worker.engine.base import Engine
+from worker.engine.rows import RowState
+from worker.engine.scheduler import Batch, Scheduler
+from worker.engine.sequence import Sequence
+from worker.engine.types import Completion, EngineConfig, Request
+
+log = logging.getLogger(__name__)
+# On a CPU the memory is everybody's: other workers, and whatever else runs on the machine.
+_KV_SHARE_OF_FREE_MEMORY = {"cpu": 0.25, "cuda": 0.5}
+_FEW = 8
+
+
+class FastEngine(Engine):
+    """One step is one forward of the model: schedule, pack, run, choose tokens."""
+
+    def __init__(self, loaded: loader.Loaded, config: EngineConfig, model: runner.Runner) -> None:
+        super().__init__(loaded.tokenizer, loaded.context_tokens, loaded.vocabulary, config)
+        self._eos_ids = loaded.eos_ids
+        self._runner = model
+        budget = config.kv_memory_bytes or _share_of_free_memory(model.layout.device)
+        self._memory = kv.Memory(model.layout, budget)
+        self._scheduler = Scheduler(self._memory, config, self.stats)
+
+    @classmethod
+    def over(cls, loaded: loader.Loaded, config: EngineConfig) -> "FastEngine":
+        """Return an engine over a loaded model; raises guards.Unsupported, with the model as it was."""
+        return cls(loaded, config, guards.prepare(loaded.model))
+
+    def room(self) -> int:
+        """Return how many more requests to claim now: a batch is to wait while the last one drains."""
+        return max(0, self.config.max_running - len(self._waiting))
+
+    def add(self, requests: Iterable[Request]) -> None:
+        requests = list(requests)
+        super().add(requests)
+        with self._lock:
+            rows = [self._waiting[r.id] for r in requests if r.id in self._waiting]
+        for row in rows:
+            self._scheduler.add(row, RowState(row, self.tokenizer, self._eos_ids))
+
+    def step(self) -> list[Completion]:
+        self._scheduler.sweep()
+        misfit = self._scheduler.admit(self._admit)
+        if misfit is not None:
+            self._fail(misfit, "it does not fit into the memory for keys and values (kv_memory_bytes)")
+        self._continue_from(self._ready_prompts())
+        batch = self._scheduler.next_batch()
+        if batch is not None:
+            self._run(batch)
+        if self.config.prefix_ttl_seconds is not None:
+            self._scheduler.trie.expire(time.monotonic() - self.config.prefix_ttl_seconds)
+        self.stats.kv_bytes_in_use = self._memory.used
+        return self._take_ready()
+
+    def forget_prefixes(self) -> None:
+        """Drop all KV that no request uses."""
+        while self._scheduler.trie.evict():
+            pass
+        self.stats.kv_bytes_in_use = self._memory.used
+
+    def close(self) -> None:
+        with self._lock:
+            self._waiting.clear()
+            self._running.clear()
+            self._ready.clear()
+        self._scheduler = Scheduler(self._memory, self.config, self.stats)
+        del self._runner
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _run(self, batch: Batch) -> None:
+        packed = packing.pack(batch, self._memory.layout.device)
+        logits = self._runner.step(packed.step)
+        self._count(batch, packed.step.attention_calls)
+        of_sequences = []
+        for row, end in enumerate(packed.ends):
+            if isinstance(end, prefix.Node):
+                end.logits = logits[row].clone()
+            else:
+                of_sequences.append((row, end))
+        if len(of_sequences) == len(packed.ends):
+            self._choose([sequence for _, sequence in of_sequences], logits)
+            return
+        if of_sequences:
+            rows = torch.tensor([row for row, _ in of_sequences], device=logits.device)
+            self._choose([sequence for _, sequence in of_sequences], logits[rows])
+        self._continue_from(self._ready_prompts())
+
+    def _ready_prompts(self) -> list[Sequence]:
+        """Return sequences whose whole prompt is a prefix of which the next logits are known."""
+        return [s for s in self._scheduler.running if not s.own_tokens and s.node.logits is not None]
+
+    def _continue_from(self, sequences: list[Sequence]) -> None:
+        if sequences:
+            self._choose(sequences, torch.stack([s.node.logits for s in sequences]))  # type: ignore[misc]
+
+    def _choose(self, sequences: list[Sequence], logits: Tensor) -> None:
+        """Give each sequence its next token; hand over those that end."""
+        now = time.monotonic()
+        for sequence, token_id in zip(sequences, choosing.choose(sequences, logits), strict=True):
+            if sequence.row.dropped:
+                continue
+            self.stats.tokens_sampled += 1
+            completion = sequence.state.take(token_id, now)
+            sequence.tokens.append(token_id)
+            if completion is not None:
+                self._hand_over(sequence, completion)
+
+    def _hand_over(self, sequence: Sequence, completion: Completion) -> None:
+        self._scheduler.finish(sequence)
+        self._finish(sequence.row, _with_cached(completion, sequence.cached_tokens))
+
+    def _fail(self, sequence: Sequence, reason: str) -> None:
+        self._scheduler.drop(sequence)
+        self._admit([sequence.row])
+        self._finish(sequence.row, self._completion(sequence.row, "error", error=reason))
+
+    def _count(self, batch: Batch, attention_calls: int) -> None:
+        stats = self.stats
+        stats.steps += 1
+        stats.steps_below_8 += len(batch.decode) < _FEW and not batch.chunks
+        stats.decode_steps += bool(batch.decode)
+        stats.attention_calls += attention_calls
+        runs = [(chunk.target, chunk.first, len(chunk.tokens)) for chunk in batch.chunks]
+        # The last token of a prompt, too, may be computed as one that decodes.
+        runs += [(s, s.computed - 1, 1) for s in batch.decode if s.computed <= s.prompt_length]
+        for target, first, tokens in runs:
+            if isinstance(target, prefix.Node):
+                stats.prefill_tokens_computed += tokens
+            else:
+                stats.prefill_tokens_computed += target.prefilled(first, tokens)
+                stats.tokens_recomputed += target.recomputed(first, tokens)
+
+
+def _with_cached(completion: Completion, cached_tokens: int | None) -> Completion:
+    return dataclasses.replace(completion, cached_tokens=cached_tokens)
+
+
+def _share_of_free_memory(device: torch.device) -> int:
+    return int(_free_memory(device) * _KV_SHARE_OF_FREE_MEMORY.get(device.type, 0.25))
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

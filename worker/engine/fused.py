@@ -1,0 +1,205 @@
+"""The decoder layer that most models share, in few operations: RMS norm, grouped attention with rotary
+embedding, and a gated MLP, each added to the residual stream.
+
+Llama, Qwen 2 and 3, Mistral and many more have it. Whether a layer *is* one is decided by its parts' names
+and then by trying it: the guards compare the logits with those of the model's own code.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from worker.engine import interface, packed
+from worker.engine.attention import Scoring
+from worker.engine.packed import PackedLinear
+
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_HEAD_NORMS = {"q_norm", "k_norm"}
+_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+def fuse_all(model: nn.Module, scorings: list[Scoring]) -> Iterator[packed.Replaced]:
+    """Replace the layers that look like such a one; yield what was there."""
+    rotary = Rotary()
+    for parent in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
+        for name, layer in list(parent.named_children()):
+            if _looks_fusable(layer):
+                setattr(parent, name, FusedLayer(layer, scorings[_index(layer)], rotary))
+                yield parent, name, layer
+
+
+class Rotary:
+    """Rotates queries and keys in place, as complex numbers; the factors are made once a step for all
+    layers.
+    """
+
+    def __init__(self) -> None:
+        self._cos: Tensor | None = None
+        self._factors: Tensor | None = None
+
+    def __call__(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Rotate heads [T, H, D], whose (real, imaginary) pairs lie side by side, by cos and sin [1,
+        T, D].
+        """
+        half = heads.shape[-1] // 2
+        if cos.shape != (1, heads.shape[0], 2 * half):
+            raise NotImplementedError(f"rotary embedding {tuple(cos.shape)} of heads {tuple(heads.shape)}")
+        if cos is not self._cos:
+            self._cos = cos
+            self._factors = torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())[
+                :, None
+            ]
+        assert self._factors is not None
+        torch.view_as_complex(heads.unflatten(-1, (half, 2))).mul_(self._factors)
+
+
+class FusedLayer(nn.Module):
+    """A decoder layer [1, T, hidden] -> [1, T, hidden] with merged, packed weights, called as the original
+    is.
+    """
+
+    def __init__(self, layer: Any, scoring: Scoring, rotary: Rotary) -> None:
+        super().__init__()
+        attention = layer.self_attn
+        self._layer_index = _index(layer)
+        self._scoring = scoring
+        self._rotary = rotary
+        self._size = attention.head_dim
+        self._epsilon = _epsilon(layer.input_layernorm)
+        self._mlp_epsilon = _epsilon(layer.post_attention_layernorm)
+        order = _pairs(self._size)
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self._counts = [p.weight.shape[0] // self._size for p in projections]
+        weights = [p.weight.data for p in projections]
+        biases = [
+            p.bias.data if p.bias is not None else p.weight.new_zeros(p.weight.shape[0]) for p in projections
+        ]
+        for tensors in (weights, biases):
+            tensors[:2] = [_permuted(tensor, order) for tensor in tensors[:2]]
+        norm = _norm_weight(layer.input_layernorm, weights[0].shape[1])
+        bias = torch.cat(biases) if any(p.bias is not None for p in projections) else None
+        self._qkv = PackedLinear(torch.cat(weights) * norm, bias)
+        self._output = _packed(attention.o_proj)
+        self._head_norms, self._head_epsilon = self._join_head_norms(attention, order)
+        self._mlp = _mlp(layer)
+
+    def forward(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any) -> Tensor:
+        x = hidden_states[0]  # [T, hidden]
+        q, k, _ = self._counts
+        heads = self._qkv(_normed(x, self._epsilon)).view(x.shape[0], -1, self._size)  # [T, q + k + v, D]
+        rotated = heads[:, : q + k]
+        if self._head_norms is not None:
+            rotated.mul_(_inverse_rms(rotated, self._head_epsilon)).mul_(self._head_norms)
+        self._rotary(rotated, *position_embeddings)
+        out = interface.attend(
+            self._layer_index, heads[:, :q], heads[:, q : q + k], heads[:, q + k :], self._scoring
+        )
+        x = self._output.plus(out.reshape(x.shape[0], -1), x)
+        return self._mlp(x, self._mlp_epsilon)[None]
+
+    def _join_head_norms(self, attention: Any, order: Tensor) -> tuple[Tensor | None, float]:
+        """Return the weights [q + k heads, D] of norms over single heads, and their epsilon."""
+        if not hasattr(attention, "q_norm"):
+            return None, 0.0
+        q, k, _ = self._counts
+        norms = [_norm_weight(norm, self._size)[order] for norm in (attention.q_norm, attention.k_norm)]
+        return torch.cat([norms[0].expand(q, -1), norms[1].expand(k, -1)]), _epsilon(attention.q_norm)
+
+
+class _GatedMlp(nn.Module):
+    """x + down(act(gate(x)) * up(x)), with the norm's weight in gate and up."""
+
+    def __init__(self, mlp: Any, norm: Tensor) -> None:
+        super().__init__()
+        self._gate, self._up = _packed(mlp.gate_proj, norm), _packed(mlp.up_proj, norm)
+        self._down = _packed(mlp.down_proj)
+        self._is_silu = _is_silu(mlp.act_fn)
+        self._activation: Callable[[Tensor], Tensor] = mlp.act_fn
+
+    def forward(self, x: Tensor, epsilon: float) -> Tensor:
+        normed = _normed(x, epsilon)
+        gate = self._gate.silu(normed) if self._is_silu else self._activation(self._gate(normed))
+        return self._down.plus(self._up.times(normed, gate), x)
+
+
+class _OwnMlp(nn.Module):
+    """x + mlp(norm(x)) with the model's own modules, such as a mixture of experts."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self._norm, self._mlp = layer.post_attention_layernorm, layer.mlp
+
+    def forward(self, x: Tensor, epsilon: float) -> Tensor:
+        return x + self._mlp(self._norm(x)[None])[0]
+
+
+def _mlp(layer: Any) -> nn.Module:
+    if {name for name, _ in layer.mlp.named_children()} != _MLP:
+        return _OwnMlp(layer)
+    return _GatedMlp(
+        layer.mlp, _norm_weight(layer.post_attention_layernorm, layer.mlp.gate_proj.weight.shape[1])
+    )
+
+
+def _looks_fusable(layer: Any) -> bool:
+    if {name for name, _ in layer.named_children()} != _LAYER:
+        return False
+    attention = {name for name, _ in layer.self_attn.named_children()}
+    if attention not in (_ATTENTION, _ATTENTION | _HEAD_NORMS) or not hasattr(layer.self_attn, "head_dim"):
+        return False
+    linear = [getattr(layer.self_attn, name) for name in _ATTENTION]
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    return all(type(module) is nn.Linear for module in linear) and all(_epsilon(norm) > 0 for norm in norms)
+
+
+def _index(layer: Any) -> int:
+    return int(layer.self_attn.layer_idx)
+
+
+def _epsilon(norm: Any) -> float:
+    return float(getattr(norm, "variance_epsilon", 0.0) or getattr(norm, "eps", 0.0) or 0.0)
+
+
+@torch.no_grad()
+def _norm_weight(norm: Any, size: int) -> Tensor:
+    """Return by what a norm multiplies what it has normed [size], whether it stores w or w - 1."""
+    ones = torch.ones(1, size, dtype=norm.weight.dtype, device=norm.weight.device)
+    weight: Tensor = norm(ones)[0] * (1 + _epsilon(norm)) ** 0.5
+    return weight
+
+
+def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
+    """Return 1 / root mean square [..., 1] of x [..., D] (RMSNorm, Zhang & Sennrich 2019)."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().mul_(1 / x.shape[-1]).add_(epsilon).rsqrt_()
+
+
+def _normed(x: Tensor, epsilon: float) -> Tensor:
+    return x * _inverse_rms(x, epsilon)
+
+
+def _packed(linear: Any, norm: Tensor | None = None) -> PackedLinear:
+    weight = linear.weight.data if norm is None else linear.weight.data * norm
+    return PackedLinear(weight, None if linear.bias is None else linear.bias.data)
+
+
+def _is_silu(activation: Any) -> bool:
+    sample = torch.linspace(-4, 4, 9)
+    return bool(torch.equal(activation(sample), F.silu(sample)))
+
+
+def _pairs(size: int) -> Tensor:
+    """Return the order that puts element i and i + size / 2, which rotate together, side by side.
+
+    Products of queries and keys do not change when both are reordered alike.
+    """
+    return torch.arange(size).view(2, size // 2).T.reshape(-1)
+
+
+def _permuted(tensor: Tensor, order: Tensor) -> Tensor:
+    """Reorder the rows of each head of [heads * D, ...]."""
+    return tensor.unflatten(0, (-1, order.numel()))[:, order].flatten(0, 1)

@@ -1,0 +1,129 @@
+"""Which models the fast engine may run. Whatever fails here runs in the fallback, which is right for all."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker.engine import fused, interface, kv, packed, packing, padding, runner
+from worker.engine.rows import RowState
+from worker.engine.scheduler import Scheduler
+from worker.engine.sequence import Sequence
+from worker.engine.types import EngineConfig, Request, Row, Sampling, Stats
+
+log = logging.getLogger(__name__)
+_LAYERS = {"full_attention", "sliding_attention", "attention"}
+# The trial compares two ways to the same logits, in standard deviations of these.
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+_HALF_TOLERANCE = 0.3
+_TRIAL_TOKENS = 24
+
+
+class Unsupported(Exception):
+    """Why the fast engine cannot run a model."""
+
+
+def prepare(model: Any, backend: str = "dense") -> runner.ModelRunner:
+    """Set a model's attention to ours and return its runner, tried; raises Unsupported with the model as it
+    was.
+    """
+    _check_config(model)
+    before = model.config._attn_implementation
+    try:
+        expected = [_plain_logits(model, ids) for ids in _trial_prompts(model)]
+        model.set_attn_implementation(interface.NAME)
+        ready = runner.ModelRunner(model, backend)
+        if not _try_faster(ready, model, expected):
+            _try(ready, model, expected)
+    except (
+        Exception
+    ) as error:  # the code of a model may raise anything here; the fallback decides whether it runs
+        model.set_attn_implementation(before)
+        if isinstance(error, Unsupported):
+            raise
+        raise Unsupported(f"{type(error).__name__}: {error}".split("\n")[0]) from error
+    return ready
+
+
+def _fuse_and_pack(model: Any, ready: runner.ModelRunner) -> Iterator[packed.Replaced]:
+    yield from fused.fuse_all(model, ready.scorings)
+    yield from packed.pack_all(model)
+
+
+def _pack(model: Any, ready: runner.ModelRunner) -> Iterator[packed.Replaced]:
+    yield from packed.pack_all(model)
+
+
+def _try_faster(ready: runner.ModelRunner, model: Any, expected: list[Tensor]) -> bool:
+    """Replace layers by fused ones and products by packed ones, as far as the logits stay what they were."""
+    for replace in (_fuse_and_pack, _pack):
+        replaced: list[packed.Replaced] = []
+        try:
+            for each in replace(model, ready):
+                replaced.append(each)
+            _try(ready, model, expected)
+            return True
+        except Exception as error:  # what is replaced may not be what it looked like: then it stays as it was
+            log.info("the model's own code stays where it differs from faster code reason=%r", str(error))
+            for parent, name, module in reversed(replaced):
+                setattr(parent, name, module)
+    return False
+
+
+def _check_config(model: Any) -> None:
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) | set(
+        getattr(config, "layers_block_type", None) or ()
+    )
+    if not kinds <= _LAYERS:
+        raise Unsupported(f"layers of kind {', '.join(sorted(kinds - _LAYERS))}")
+    if getattr(model, "_is_stateful", False):
+        raise Unsupported("the model carries a recurrent state")
+    if model.config.is_encoder_decoder:
+        raise Unsupported("the model has an encoder")
+    if not model._can_set_attn_implementation():
+        raise Unsupported("the model's attention cannot be replaced")
+    if padding.rope_depends_on_length(model.config):
+        raise Unsupported("the rotary embedding depends on the longest position in the batch")
+
+
+def _trial_prompts(model: Any) -> list[list[int]]:
+    """Return two prompts, the first half in common."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    half = [(7 * i + 3) % vocabulary for i in range(_TRIAL_TOKENS // 2)]
+    return [half + [(step * i + 5) % vocabulary for i in range(_TRIAL_TOKENS // 2)] for step in (11, 13)]
+
+
+@torch.inference_mode()
+def _plain_logits(model: Any, ids: list[int]) -> Tensor:
+    output = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
+    return output.logits[0, -1].float()
+
+
+def _try(ready: runner.ModelRunner, model: Any, expected: list[Tensor]) -> None:
+    """Compute the trial prompts in chunks, packed and with their prefix shared, and compare the logits."""
+    stats, config = Stats(), EngineConfig(prefill_chunk_tokens=7)
+    memory = kv.Memory(ready.layout, 1 << 62)
+    scheduler = Scheduler(memory, config, stats)
+    rows = [Row(Request(str(i), ids, Sampling(1))) for i, ids in enumerate(_trial_prompts(model))]
+    for row in rows:
+        scheduler.add(row, RowState(row, None, frozenset()))  # type: ignore[arg-type]
+    scheduler.admit(lambda rows: rows)
+    found: dict[str, Tensor] = {}
+    while len(found) < len(rows):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        step = packing.pack(batch, model.device)
+        logits = ready.step(step.step)
+        if step.step.attention_calls != len(ready.layout.layers):
+            raise Unsupported(f"{step.step.attention_calls} attention calls in a step")
+        for end, row in zip(step.ends, logits.float(), strict=True):
+            if isinstance(end, Sequence):
+                found[end.row.id] = row
+    tolerance = _TOLERANCE.get(model.dtype, _HALF_TOLERANCE)
+    for i, reference in enumerate(expected):
+        gap = float((found[str(i)] - reference).abs().max() / reference.std().clamp(min=1e-6))
+        if not gap <= tolerance:
+            raise Unsupported(f"packed logits are off by {gap:.2g} standard deviations")

@@ -1,0 +1,209 @@
+"""Where keys and values live: written in place once, read in place by every step.
+
+A prefix node has a buffer; a request's own tokens have a slot. Slots of one capacity lie side by side in a
+pool, without holes, so that all requests of a pool attend in one batched product without a gather.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_SMALLEST = 32
+_GROWTH = 1.5
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Per attention layer its (KV heads, key size, value size), which may differ between layers."""
+
+    layers: tuple[tuple[int, int, int], ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def token_elements(self) -> int:
+        return sum(heads * (key + value) for heads, key, value in self.layers)
+
+    @property
+    def token_bytes(self) -> int:
+        return self.token_elements * self.dtype.itemsize
+
+    def tensors(self, slots: int, tokens: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Return zeroed keys and values [slots, heads, tokens, size] of every layer, in one allocation.
+
+        Zeroed, because what lies behind a sequence is multiplied by a weight of 0, which a NaN would survive.
+        """
+        flat = _zeros(slots * tokens * self.token_elements, self.dtype, self.device)
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        at = 0
+        for heads, *sizes in self.layers:
+            for tensors, size in zip((keys, values), sizes, strict=True):
+                count = slots * heads * tokens * size
+                tensors.append(flat[at : at + count].view(slots, heads, tokens, size))
+                at += count
+        return keys, values
+
+
+def _zeros(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros [elements]; on a CPU lazily, so that only what is used costs memory and time."""
+    if device.type != "cpu":
+        return torch.zeros(elements, dtype=dtype, device=device)
+    # numpy asks for zero pages where torch fills them: seconds at the sizes of KV.
+    return torch.from_numpy(np.zeros(elements * dtype.itemsize, dtype=np.uint8)).view(dtype)
+
+
+class Memory:
+    """Counts the bytes of KV and says what still fits. Everything that holds KV is made here."""
+
+    def __init__(self, layout: Layout, budget: int) -> None:
+        self.layout = layout
+        self.budget = budget
+        self.used = 0
+        self._pools: dict[int, Pool] = {}
+
+    @property
+    def pools(self) -> list["Pool"]:
+        return [pool for _, pool in sorted(self._pools.items()) if pool.slots]
+
+    def fits(self, tokens: int) -> bool:
+        """Tell whether so many more tokens fit."""
+        return self.used + tokens * self.layout.token_bytes <= self.budget
+
+    def buffer(self, tokens: int) -> "Buffer":
+        return Buffer(self, tokens)
+
+    def slot(self, tokens: int) -> "Slot":
+        """Return a slot for at least so many tokens."""
+        capacity = capacity_of(tokens)
+        pool = self._pools.setdefault(capacity, Pool(self, capacity))
+        return pool.take()
+
+    def slot_cost(self, tokens: int, already: int = 0) -> int:
+        """Return how many tokens a slot takes from the budget after `already` others: 0 where one is free."""
+        capacity = capacity_of(tokens)
+        pool = self._pools.get(capacity)
+        free = pool.free - already if pool else -already
+        return 0 if free > 0 else capacity
+
+
+class Buffer:
+    """KV of one run of tokens: `keys[layer]`, `values[layer]` [1, heads, tokens, size]."""
+
+    def __init__(self, memory: Memory, tokens: int) -> None:
+        self._memory = memory
+        self.tokens = tokens
+        self.keys, self.values = memory.layout.tensors(1, tokens)
+        memory.used += tokens * memory.layout.token_bytes
+
+    def free(self) -> None:
+        self._memory.used -= self.tokens * self._memory.layout.token_bytes
+        self.keys, self.values = [], []
+
+    def split(self, at: int) -> tuple["Buffer", "Buffer"]:
+        """Return copies of the KV before and from token `at`; views would keep the whole alive."""
+        parts = Buffer(self._memory, at), Buffer(self._memory, self.tokens - at)
+        for part, start in zip(parts, (0, at), strict=True):
+            part.copy(self.keys, self.values, 0, start, part.tokens)
+        self.free()
+        return parts
+
+    def copy(self, keys: list[Tensor], values: list[Tensor], row: int, start: int, tokens: int) -> None:
+        """Take the first tokens from `start` on of a row of keys and values [slots, heads, tokens, size]."""
+        for target, source in zip(self.keys + self.values, keys + values, strict=True):
+            target[0, :, :tokens] = source[row, :, start : start + tokens]
+
+
+class Slot:
+    """Room for one request's own tokens: row `index` of its pool. `length` tokens are written."""
+
+    __slots__ = ("index", "length", "pool")
+
+    def __init__(self, pool: "Pool", index: int) -> None:
+        self.pool = pool
+        self.index = index
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.pool.capacity
+
+    def free(self) -> None:
+        self.pool.release(self)
+
+    def copy(self, at: int, buffer: Buffer, tokens: int) -> None:
+        """Take the first tokens of a buffer to position `at`."""
+        pool = self.pool
+        for target, source in zip(pool.keys + pool.values, buffer.keys + buffer.values, strict=True):
+            target[self.index, :, at : at + tokens] = source[0, :, :tokens]
+        self.length = max(self.length, at + tokens)
+
+    def moved(self, tokens: int) -> "Slot":
+        """Return a larger slot, for at least so many tokens, with the same content; this one is freed."""
+        larger = self.pool.memory.slot(tokens)
+        larger.pool.copy(larger.index, self.pool, self.index, self.length)
+        larger.length = self.length
+        self.free()
+        return larger
+
+
+class Pool:
+    """Slots of one capacity, the used ones in front: `keys[layer]`, `values[layer]` [slots, heads, capacity,
+    size].
+    """
+
+    def __init__(self, memory: Memory, capacity: int) -> None:
+        self.memory = memory
+        self.capacity = capacity
+        self.slots: list[Slot] = []
+        self._allocated = 0
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    @property
+    def free(self) -> int:
+        return self._allocated - len(self.slots)
+
+    def take(self) -> Slot:
+        if not self.free:
+            self._grow()
+        slot = Slot(self, len(self.slots))
+        self.slots.append(slot)
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """Free a slot; the last one moves into the hole."""
+        last = self.slots.pop()
+        if last is not slot:
+            self.copy(slot.index, self, last.index, last.length)
+            last.index = slot.index
+            self.slots[slot.index] = last
+        if not self.slots:
+            self._resize(0)
+
+    def copy(self, index: int, pool: "Pool", other: int, tokens: int) -> None:
+        for target, source in zip(self.keys + self.values, pool.keys + pool.values, strict=True):
+            target[index, :, :tokens] = source[other, :, :tokens]
+
+    def _grow(self) -> None:
+        wanted = math.ceil(self._allocated * _GROWTH) - self._allocated
+        while wanted > 1 and not self.memory.fits(wanted * self.capacity):
+            wanted //= 2
+        self._resize(self._allocated + max(1, wanted))
+
+    def _resize(self, slots: int) -> None:
+        keys, values = self.memory.layout.tensors(slots, self.capacity) if slots else ([], [])
+        kept, length = len(self.slots), max((slot.length for slot in self.slots), default=0)
+        for target, source in zip(keys + values, self.keys + self.values, strict=False):
+            target[:kept, :, :length] = source[:kept, :, :length]
+        self.memory.used += (slots - self._allocated) * self.capacity * self.memory.layout.token_bytes
+        self.keys, self.values, self._allocated = keys, values, slots
+
+
+def capacity_of(tokens: int) -> int:
+    """Return the capacity class for so many tokens: 32, 48, 64, 96, 128, ... At most a third is padding."""
+    power = max(_SMALLEST, 1 << (tokens - 1).bit_length())
+    return power * 3 // 4 if power > _SMALLEST and tokens <= power * 3 // 4 else power

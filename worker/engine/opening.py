@@ -1,0 +1,35 @@
+"""Which engine runs a model: the fast one where its guards allow, else the fallback."""
+
+import logging
+
+from jobs import errors
+from worker.engine import guards, loader
+from worker.engine.base import Engine
+from worker.engine.fallback import FallbackEngine
+from worker.engine.fast import FastEngine
+from worker.engine.types import EngineConfig
+
+log = logging.getLogger(__name__)
+
+
+def open_model(source: str, config: EngineConfig, name: str | None = None) -> Engine:
+    """Load a source and the best engine for it; raises errors.ModelUnavailable."""
+    name = name or source
+    loaded = loader.load(source, config, name)
+    try:
+        return over(loaded, config, name)
+    except Exception as error:  # the first tokens of a model may fail in any way
+        reason = f"it does not generate: {type(error).__name__}: {error}".split("\n")[0]
+        raise errors.ModelUnavailable(name=name, source=source, reason=reason) from error
+
+
+def over(loaded: loader.Loaded, config: EngineConfig, name: str = "") -> Engine:
+    """Return the best engine over a loaded model. Raises what the model raises in the fallback."""
+    if config.fast:
+        try:
+            return FastEngine.over(loaded, config)
+        except guards.Unsupported as reason:
+            log.warning("fallback to transformers' generate name=%s reason=%r", name, str(reason))
+    engine = FallbackEngine(loaded, config)
+    engine.stats.fallbacks = 1
+    return engine

@@ -1,0 +1,150 @@
+"""From what the scheduler chose to the tensors of one step."""
+
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker.engine import prefix
+from worker.engine.scheduler import Batch, Chunk
+from worker.engine.sequence import Sequence
+from worker.engine.step import Part, Step, Tokens, Write
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A step and, for each row of its logits, whose last token it is."""
+
+    step: Step
+    ends: list[Sequence | prefix.Node]
+
+
+def pack(batch: Batch, device: torch.device, cascade: bool = True) -> Packed:
+    """Pack decoding sequences by slot, then the chunks. Without `cascade` nobody shares a part with
+    others.
+    """
+    packer = _Packer(device)
+    for pool, group in groupby(sorted(batch.decode, key=_place), key=lambda s: s.slot and s.slot.pool):
+        for _, run in groupby(enumerate(group), key=lambda pair: _place(pair[1])[1] - pair[0]):
+            packer.decode([sequence for _, sequence in run], pool)
+    for chunk in batch.chunks:
+        packer.prefill(chunk)
+    return packer.packed(cascade)
+
+
+class _Packer:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._ids: list[int] = []
+        self._positions: list[int] = []
+        self._wanted: list[int] = []
+        self._ends: list[Sequence | prefix.Node] = []
+        self._writes: list[Write] = []
+        self._spans: list[tuple[slice, dict[str, Any]]] = []
+        self._earlier: list[tuple[slice, dict[str, Any]]] = []
+        self._on_node: dict[prefix.Node, list[slice]] = {}
+
+    def decode(self, run: list[Sequence], pool: object) -> None:
+        """Add the last token of sequences whose slots lie side by side in a pool."""
+        tokens = slice(len(self._ids), len(self._ids) + len(run))
+        for at, sequence in enumerate(run, tokens.start):
+            self._ids.append(sequence.tokens[-1])
+            self._positions.append(len(sequence.tokens) - 1)
+            self._wanted.append(at)
+            self._ends.append(sequence)
+            self._sits_on(sequence.prefix_nodes(), slice(at, at + 1))
+        own = [sequence.own_length for sequence in run]
+        first_row = _place(run[0])[1]
+        rows = slice(first_row, first_row + len(run))
+        self._writes.append(
+            Write(
+                tokens,
+                pool,
+                rows=torch.arange(rows.start, rows.stop, device=self._device),
+                at=torch.tensor(own, device=self._device) - 1,
+            )
+        )
+        starts = torch.tensor([sequence.own_start for sequence in run], device=self._device)
+        fields = {"source": pool, "rows": rows, "first": 0, "length": max(own), "start": starts}
+        self._spans.append((tokens, fields | {"batched": True, "all_seen": min(own) == max(own)}))
+
+    def prefill(self, chunk: Chunk) -> None:
+        """Add a run of tokens of one node or sequence."""
+        target = chunk.target
+        tokens = slice(len(self._ids), len(self._ids) + len(chunk.tokens))
+        self._ids += chunk.tokens
+        self._positions += range(chunk.first, chunk.first + len(chunk.tokens))
+        if isinstance(target, prefix.Node):
+            source: Any = target.kv
+            row, start = 0, target.start
+            above = list(target.upwards())[:0:-1]
+        else:
+            assert target.slot is not None
+            source, row, start = target.slot.pool, target.slot.index, target.own_start
+            above = target.prefix_nodes()
+        self._sits_on(above, tokens)
+        before = chunk.first - start
+        self._writes.append(Write(tokens, source, row, before))
+        for other in chunk.copies:
+            if other.slot is not None:  # preempted since
+                at = chunk.first - other.own_start
+                self._writes.append(Write(tokens, other.slot.pool, other.slot.index, at))
+        fields: dict[str, Any] = {"source": source, "rows": slice(row, row + 1)}
+        self._spans.append(
+            (
+                tokens,
+                fields
+                | {"first": before, "length": len(chunk.tokens), "start": chunk.first, "triangular": True},
+            )
+        )
+        if before:
+            self._earlier.append(
+                (tokens, fields | {"first": 0, "length": before, "start": start, "all_seen": True})
+            )
+        if chunk.last and (isinstance(target, Sequence) or target.ends):
+            self._wanted.append(tokens.stop - 1)
+            self._ends.append(target)
+
+    def packed(self, cascade: bool) -> Packed:
+        positions = self._tensor(self._positions)
+        own = [self._part(tokens, positions, fields) for tokens, fields in self._spans]
+        shared = [self._part(tokens, positions, fields) for tokens, fields in self._earlier]
+        fields: dict[str, Any]
+        for node, slices in self._on_node.items():
+            fields = {"source": node.kv, "rows": slice(0, 1), "first": 0, "length": len(node.tokens)}
+            fields |= {"start": node.start, "all_seen": True}
+            for tokens in [self._joined(slices)] if cascade else slices:
+                shared.append(self._part(tokens, positions, fields))
+        _mark_last(shared, len(self._ids))
+        step = Step(self._tensor(self._ids), positions, self._tensor(self._wanted), self._writes, own, shared)
+        return Packed(step, self._ends)
+
+    def _sits_on(self, nodes: list[prefix.Node], tokens: slice) -> None:
+        for node in nodes:
+            self._on_node.setdefault(node, []).append(tokens)
+
+    def _joined(self, slices: list[slice]) -> Tokens:
+        """Return one range where the ranges adjoin, else all indices."""
+        if all(a.stop == b.start for a, b in pairwise(slices)):
+            return slice(slices[0].start, slices[-1].stop)
+        return self._tensor([at for tokens in slices for at in range(tokens.start, tokens.stop)])
+
+    def _part(self, tokens: Tokens, positions: Tensor, fields: dict[str, Any]) -> Part:
+        return Part(tokens=tokens, positions=positions[tokens], **fields)
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self._device)
+
+
+def _mark_last(parts: list[Part], tokens: int) -> None:
+    later = torch.zeros(tokens, dtype=torch.bool)
+    for part in reversed(parts):
+        part.last = not bool(later[part.tokens].any())
+        later[part.tokens] = True
+
+
+def _place(sequence: Sequence) -> tuple[int, int]:
+    assert sequence.slot is not None
+    return sequence.slot.capacity, sequence.slot.index

@@ -1,0 +1,195 @@
+"""The token trie: which runs of tokens requests have in common, and whose KV is kept.
+
+A compressed (radix) trie as in SGLang's RadixAttention (Zheng et al. 2024). All known requests are in it
+before they run, so a shared run of tokens is a node of its own before its first token is computed.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor
+
+from worker.engine import kv
+
+
+class Node:
+    """A run of tokens after those of its parents.
+
+    `users` counts the requests, waiting or running, whose tokens pass through; `ends` those whose prompt ends
+    exactly here. `kv` holds keys and values of the first `computed` tokens. Without it the run
+    has one user, which keeps its KV itself, or nobody runs yet.
+    """
+
+    __slots__ = (
+        "children",
+        "computed",
+        "ends",
+        "kv",
+        "logits",
+        "parent",
+        "start",
+        "tokens",
+        "used_at",
+        "users",
+    )
+
+    def __init__(self, tokens: list[int], start: int, parent: "Node | None") -> None:
+        self.tokens = tokens
+        self.start = start
+        self.parent = parent
+        self.children: dict[int, Node] = {}
+        self.users = 0
+        self.ends = 0
+        self.kv: kv.Buffer | None = None
+        self.computed = 0
+        self.logits: Tensor | None = None
+        """Logits [V] after its last token, kept while a prompt that is known ends here."""
+        self.used_at = 0.0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def complete(self) -> bool:
+        return self.computed == len(self.tokens)
+
+    def upwards(self) -> Iterator["Node"]:
+        """Yield this node and its ancestors, without the empty root."""
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            yield node
+            node = node.parent
+
+
+class Trie:
+    """The nodes of all roots. A root separates what must not be shared, such as tenants.
+
+    Nodes that nobody uses stay, least recently used first to go, until `evict` or `expire` takes them.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._roots: dict[str, Node] = {}
+        self._idle: OrderedDict[Node, None] = OrderedDict()
+
+    def insert(self, root: str, tokens: list[int]) -> Node:
+        """Return the node that ends exactly after `tokens`; split and add nodes as needed."""
+        node, at = self._roots.setdefault(root, Node([], 0, None)), 0
+        while at < len(tokens):
+            child = node.children.get(tokens[at])
+            if child is None:
+                child = Node(tokens[at:], at, node)
+                node.children[tokens[at]] = child
+                return child
+            same = common_length(child.tokens, tokens, at)
+            node = child if same == len(child.tokens) else self.split(child, same)
+            at += same
+        return node
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut a node before its token `at`; return the new upper part. The node itself becomes the
+        lower one.
+        """
+        assert node.parent is not None
+        upper = Node(node.tokens[:at], node.start, node.parent)
+        upper.users, upper.used_at = node.users, node.used_at
+        node.parent.children[upper.tokens[0]] = upper
+        node.tokens, node.start, node.parent = node.tokens[at:], node.start + at, upper
+        upper.children[node.tokens[0]] = node
+        if node.kv is not None:
+            upper.kv, node.kv = node.kv.split(at)
+            upper.computed, node.computed = min(at, node.computed), max(0, node.computed - at)
+            if not upper.users:
+                self._idle[upper] = None
+        return upper
+
+    def pin(self, node: Node) -> None:
+        """Count one more request that ends at a node and uses its ancestors."""
+        node.ends += 1
+        for each in node.upwards():
+            each.users += 1
+            self._idle.pop(each, None)
+
+    def unpin(self, node: Node) -> None:
+        """Count one request less; nodes without users stay when they have KV, as the most recently
+        used ones.
+        """
+        now = self._clock()
+        node.ends -= 1
+        if not node.ends:
+            node.logits = None
+        for each in list(node.upwards()):
+            each.users -= 1
+            if each.users:
+                continue
+            each.used_at = now
+            if each.kv is not None and each.complete:
+                self._idle[each] = None
+                continue
+            _free(each)
+            if not each.children:
+                self._remove(each)
+
+    def evict(self) -> bool:
+        """Drop the least recently used node that nobody uses and nothing hangs on; False when there is
+        none.
+        """
+        node = next((node for node in self._idle if not node.children), None)
+        if node is None:
+            return False
+        self._remove(node)
+        return True
+
+    def reclaim(self, used: set[Node]) -> bool:
+        """Free the KV of one node that none of `used` is and only waiting requests will need; they compute it
+        again.
+        """
+        todo = list(self._roots.values())
+        while todo:
+            node = todo.pop()
+            if node.kv is not None and node not in used:
+                _free(node)
+                self._idle.pop(node, None)
+                return True
+            todo.extend(node.children.values())
+        return False
+
+    def expire(self, older_than: float) -> None:
+        """Drop what nobody has used since a moment of the clock."""
+        for node in list(self._idle):  # children became idle before their parents
+            if node in self._idle and node.used_at < older_than and not node.children:
+                self._remove(node)
+
+    def _remove(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.tokens[0]]
+        self._idle.pop(node, None)
+        _free(node)
+        if parent.parent is not None and not (parent.users or parent.children or parent.kv):
+            self._remove(parent)
+
+
+def _free(node: Node) -> None:
+    if node.kv is not None:
+        node.kv.free()
+    node.kv, node.computed, node.logits = None, 0, None
+
+
+def common_length(a: Sequence[int], b: Sequence[int], at: int = 0) -> int:
+    """Return how many tokens `a` and `b[at:]` have in common in front, by bisection over slices."""
+    low, high = 0, min(len(a), len(b) - at)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[at + low : at + middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def path(node: Node, until: int) -> list[Node]:
+    """Return the nodes from the root down to `node` that end at or before position `until`."""
+    return [each for each in node.upwards() if each.end <= until][::-1]

@@ -1,0 +1,71 @@
+"""One forward of the model over a packed step."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from worker.engine import attention, interface, kv
+from worker.engine.step import Step
+
+
+class Runner(Protocol):
+    """What the engine needs of a model: where its KV goes, and the logits of a step."""
+
+    layout: kv.Layout
+
+    def step(self, step: Step) -> Tensor:
+        """Compute a step; return the logits [R, V] of its wanted tokens."""
+        ...
+
+
+class ModelRunner:
+    """Runs a transformers model whose attention has been set to ours. Raises NotImplementedError if it has
+    none.
+    """
+
+    def __init__(self, model: Any, backend: str = "dense") -> None:
+        self._model = model
+        self._backend = attention.BACKENDS[backend]
+        self.layout, self.scorings = _learn_layers(model)
+
+    def step(self, step: Step) -> Tensor:
+        def handle(layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: attention.Scoring) -> Tensor:
+            step.attention_calls += 1
+            for write in step.writes:
+                write.put(layer, k, v)
+            return self._backend(step, layer, q, scoring)
+
+        return _forward(self._model, handle, step.ids, step.positions, step.wanted)
+
+
+@torch.inference_mode()
+def _forward(
+    model: Any, handler: interface.Handler, ids: Tensor, positions: Tensor, wanted: Tensor
+) -> Tensor:
+    with interface.handling(handler):
+        output = model(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted
+        )
+    return output.logits[0]
+
+
+def _learn_layers(model: Any) -> tuple[kv.Layout, list[attention.Scoring]]:
+    """Run two tokens and note what each layer's keys and values look like and how it scores them."""
+    shapes: dict[int, tuple[int, int, int]] = {}
+    scorings: dict[int, attention.Scoring] = {}
+
+    def note(layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: attention.Scoring) -> Tensor:
+        if layer in shapes:
+            raise NotImplementedError(f"layer {layer} calls attention more than once")
+        scorings[layer] = scoring
+        shapes[layer] = (k.shape[1], k.shape[2], v.shape[2])
+        return v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+    ids = torch.zeros(2, dtype=torch.long, device=model.device)
+    _forward(model, note, ids, torch.arange(2, device=model.device), torch.tensor([1], device=model.device))
+    layers = model.config.get_text_config().num_hidden_layers
+    if sorted(shapes) != list(range(layers)):
+        raise NotImplementedError(f"{len(shapes)} of {layers} layers call the attention interface")
+    layout = kv.Layout(tuple(shapes[layer] for layer in range(layers)), model.dtype, model.device)
+    return layout, [scorings[layer] for layer in range(layers)]

@@ -1,0 +1,203 @@
+"""Who runs next: admission in an order that shares, prefill within a token budget, decode for all who can."""
+
+import bisect
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from worker.engine import kv, lengths, prefix
+from worker.engine.admission import Admission
+from worker.engine.rows import RowState
+from worker.engine.sequence import Sequence
+from worker.engine.types import EngineConfig, Row, Stats
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens to prefill: of a prefix node or, as a sequence's own, of a sequence. `first` is the position."""
+
+    target: prefix.Node | Sequence
+    tokens: list[int]
+    first: int
+    last: bool
+    """Whether the target has all its KV afterwards."""
+    copies: tuple[Sequence, ...] = ()
+    """Who has the KV of the target, a node, in its slot as well."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step: `decode` sequences compute their last token, `chunks` are prefilled, parents before
+    children.
+    """
+
+    decode: list[Sequence]
+    chunks: list[Chunk]
+
+
+class Scheduler:
+    """Holds waiting and running sequences. Rows are dropped by the engine and swept here at each step."""
+
+    def __init__(self, memory: kv.Memory, config: EngineConfig, stats: Stats) -> None:
+        self.memory = memory
+        self.trie = prefix.Trie()
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self._nodes: list[prefix.Node] = []
+        self._lengths = lengths.OutputLengths()
+        self.admission = Admission(memory, self.trie, self._lengths, stats)
+        self._config = config
+        self._stats = stats
+
+    def add(self, row: Row, state: RowState) -> None:
+        """Let a row wait, in the trie with everything else that is known."""
+        root, tokens = row.request.root, list(row.request.prompt_ids)
+        if not self._config.share_prefixes:
+            root = f"{root}\0{row.id}"
+        node = self.trie.insert(root, tokens)
+        # Long expected outputs first, for a short tail; among equals neighbours by prefix stay together.
+        order = (-self._lengths.expected(row.max_tokens).bit_length(), root, tokens)
+        self._wait(Sequence(row, state, root, node, order, tokens))
+
+    def sweep(self) -> None:
+        """Let go of what was cancelled or replaced."""
+        for dropped in [s for s in self.waiting if s.row.dropped]:
+            self.waiting.remove(dropped)
+            self.admission.release(dropped)
+        for dropped in [s for s in self.running if s.row.dropped]:
+            self.running.remove(dropped)
+            self.admission.release(dropped)
+
+    def admit(self, admit: Callable[[list[Row]], Iterable[Row]]) -> Sequence | None:
+        """Start waiting sequences while there is room; return one that cannot run at all, alone in memory.
+
+        `admit` gets their rows and returns those that may run. What it raises leaves all of them waiting.
+        """
+        started: list[Sequence] = []
+        nodes: list[prefix.Node] = []
+        misfit = None
+        while self.waiting and len(self.running) < self._config.max_running:
+            missing = self.admission.try_admit(self.waiting[0], self.running)
+            if missing is None:
+                misfit = None if self.running else self.waiting[0]
+                break
+            sequence = self.waiting.pop(0)
+            self.running.append(sequence)
+            started.append(sequence)
+            nodes += missing
+        self._nodes += nodes
+        fresh = [s for s in started if not s.preempted]
+        try:
+            allowed = set(map(id, admit([s.row for s in fresh])))
+        except BaseException:  # they are to be as if they had never been started
+            for sequence in started:
+                self._preempt(sequence)
+            raise
+        for sequence in fresh:
+            if id(sequence.row) not in allowed:
+                self.running.remove(sequence)
+                self.admission.release(sequence)
+        return misfit
+
+    def next_batch(self) -> Batch | None:
+        """Choose what the next step computes; None when nothing can be."""
+        budget = self._config.prefill_chunk_tokens
+        chunks: list[Chunk] = []
+        # A node that lost its KV before it was complete may have been started once more.
+        self._nodes = [n for n in dict.fromkeys(self._nodes) if n.kv is not None and not n.complete]
+        for node in self._nodes:
+            parent = node.parent
+            ready = parent is None or all(n.complete for n in parent.upwards())
+            if ready and budget > 0:
+                chunks.append(_node_chunk(node, budget, self.running))
+                budget -= len(chunks[-1].tokens)
+        decode = []
+        for sequence in list(self.running):
+            if not sequence.uncomputed or not sequence.prefix_complete():
+                continue
+            if sequence.uncomputed == 1:
+                decode.append(sequence)
+            elif budget > 0:
+                chunks.append(_own_chunk(sequence, budget))
+                budget -= len(chunks[-1].tokens)
+        # A full chunk is at the speed of the matrix products already: whoever decodes waits for a full batch.
+        decode = self._with_room(decode) if budget > 0 or not chunks else []
+        chunks = [chunk for chunk in chunks if not _was_freed(chunk)]
+        return Batch(decode, chunks) if decode or chunks else None
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take an ended sequence out; what it has computed stays in the trie for others."""
+        self._lengths.learn(sequence.row.max_tokens, len(sequence.row.token_ids))
+        if self._config.share_prefixes:
+            self.admission.keep(sequence)
+        self.drop(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take a sequence out and forget its KV."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self.admission.release(sequence)
+
+    def _with_room(self, decode: list[Sequence]) -> list[Sequence]:
+        """Grow slots that are full; preempt sequences when memory does not suffice, those with least
+        to lose.
+        """
+        for sequence in decode:
+            while sequence.slot is not None and not self.admission.grow(sequence, self.running):
+                victim = min(self.running[::-1], key=lambda s: len(s.row.token_ids))
+                self._stats.preemptions += 1
+                log.info("preempted id=%s tokens=%d", victim.row.id, len(victim.tokens))
+                self._preempt(victim)
+        for sequence in decode:
+            if sequence.slot is not None:
+                sequence.slot.length = sequence.own_length
+                sequence.computed += 1
+        return [s for s in decode if s.slot is not None]
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Put a running sequence back in front of the waiting ones; all of its own is computed again
+        later.
+        """
+        self.running.remove(sequence)
+        old = sequence.node
+        sequence.recomputes_until = max(sequence.recomputes_until, sequence.computed)
+        sequence.node = self.trie.insert(sequence.root, sequence.tokens)
+        self._wait(sequence)
+        if sequence.slot is not None:
+            sequence.slot.free()
+            sequence.slot = None
+        self.trie.unpin(old)
+
+    def _wait(self, sequence: Sequence) -> None:
+        self.trie.pin(sequence.node)
+        bisect.insort(self.waiting, sequence, key=lambda s: (not s.preempted, *s.order))
+
+
+def _was_freed(chunk: Chunk) -> bool:
+    """Tell whether a preemption has taken the memory that a chunk was to be written to."""
+    target = chunk.target
+    return (target.kv if isinstance(target, prefix.Node) else target.slot) is None
+
+
+def _node_chunk(node: prefix.Node, budget: int, running: list[Sequence]) -> Chunk:
+    tokens = node.tokens[node.computed : node.computed + budget]
+    first = node.start + node.computed
+    node.computed += len(tokens)
+    copies = tuple(s for s in running if s.slot is not None and s.copies(node))
+    for sequence in copies:
+        assert sequence.slot is not None
+        sequence.slot.length = first + len(tokens) - sequence.own_start
+    return Chunk(node, tokens, first, node.complete, copies)
+
+
+def _own_chunk(sequence: Sequence, budget: int) -> Chunk:
+    first = sequence.computed
+    tokens = sequence.tokens[first : first + budget]
+    assert sequence.slot is not None
+    sequence.computed += len(tokens)
+    sequence.slot.length = sequence.computed - sequence.own_start
+    return Chunk(sequence, tokens, first, not sequence.uncomputed)

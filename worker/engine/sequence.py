@@ -1,0 +1,74 @@
+"""A request in the fast engine: its place in the trie, its own KV, and how far it is."""
+
+from dataclasses import dataclass, field
+
+from worker.engine import kv, prefix
+from worker.engine.rows import RowState
+from worker.engine.types import Row
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Waits or runs. `tokens` are prompt and sampled tokens; `computed` of them have KV.
+
+    Tokens before `own_start` have their KV in prefix nodes, the others in `slot`. Those before `own_first`
+    are computed in prefix nodes too, and copied.
+    """
+
+    row: Row
+    state: RowState
+    root: str
+    node: prefix.Node
+    """Where its prompt (and what it had sampled when it was preempted) ends in the trie."""
+    order: tuple[int, str, list[int]]
+    tokens: list[int] = field(default_factory=list)
+    own_start: int = 0
+    own_first: int = 0
+    computed: int = 0
+    slot: kv.Slot | None = None
+    cached_tokens: int | None = None
+    recomputes_until: int = 0
+    """How many of its tokens were computed before it was preempted."""
+
+    @property
+    def preempted(self) -> bool:
+        """Whether it was admitted before (while it waits)."""
+        return self.row.admitted > 0
+
+    @property
+    def uncomputed(self) -> int:
+        return len(self.tokens) - self.computed
+
+    @property
+    def own_tokens(self) -> int:
+        """How many tokens no prefix node computes."""
+        return len(self.tokens) - self.own_first
+
+    @property
+    def own_length(self) -> int:
+        return len(self.tokens) - self.own_start
+
+    def recomputed(self, first: int, tokens: int) -> int:
+        """Return how many of so many tokens from position `first` on were computed before a preemption."""
+        return max(0, min(tokens, self.recomputes_until - first))
+
+    def prefilled(self, first: int, tokens: int) -> int:
+        """Return how many of so many tokens from position `first` on are of the prompt, for the first
+        time.
+        """
+        return max(0, min(first + tokens, self.prompt_length) - max(first, self.recomputes_until))
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.row.request.prompt_ids)
+
+    def prefix_nodes(self) -> list[prefix.Node]:
+        """Return the nodes that hold its KV before `own_start`, from the front."""
+        return prefix.path(self.node, self.own_start)
+
+    def copies(self, node: prefix.Node) -> bool:
+        """Tell whether it has the KV of a node in its slot as well."""
+        return self.own_start <= node.start and node.end <= self.own_first and node in self.node.upwards()
+
+    def prefix_complete(self) -> bool:
+        return all(node.complete for node in self.node.upwards() if node.end <= self.own_first)
