@@ -17,7 +17,7 @@ import click
 import httpx
 
 from bench import humaneval
-from jobs.ledger import Ledger
+from jobs.ledger import Job, Ledger
 from jobs.settings import ModelSettings, Settings
 from jobs.stack import Stack
 from worker.engine import smollm2
@@ -67,24 +67,15 @@ def main(lines: int, as_json: bool) -> None:
 def _through_the_system(
     source: Path, lines: int, models: dict[str, ModelSettings], folder: Path
 ) -> dict[str, Any]:
+    # A first job of one line: what is measured is a worker that has loaded what it plans with.
+    first = folder / "first.jsonl"
+    humaneval.write(first, 1, MODEL, max_tokens=1, system="Warm up.")
     with Stack(folder / "stack", models=models) as stack, httpx.Client(base_url=stack.api_url) as api:
+        api.timeout = httpx.Timeout(120)
         environment = {name.removeprefix("LONGHAUL_").lower(): v for name, v in stack.environment.items()}
         ledger = Ledger.connect(Settings.load(redis_url=environment["redis_url"]))
-        api.timeout = httpx.Timeout(120)
-        with source.open("rb") as stream:
-            answer = api.post("/v1/files", files={"file": stream}, data={"purpose": "batch"})
-        file_id = answer.raise_for_status().json()["id"]
-        started = time.time()
-        body = {
-            "input_file_id": file_id,
-            "endpoint": "/v1/chat/completions",
-            "completion_window": "24h",
-        }
-        job_id = api.post("/v1/batches", json=body).raise_for_status().json()["id"]
-        job = ledger.job(job_id)
-        while job is None or not job.state.terminal:
-            time.sleep(0.1)
-            job = ledger.job(job_id)
+        _run(first, api, ledger)
+        started, job = _run(source, api, ledger)
         if job.completed != lines:
             raise click.ClickException(f"{job.completed} of {lines} requests completed ({job.state}).")
         assert stack.api is not None
@@ -95,6 +86,22 @@ def _through_the_system(
             "seconds": round(job.times["completed_at"] - started, 2),
             "peak_bytes": {name: _peak_bytes(pid) for name, pid in processes.items()},
         }
+
+
+def _run(source: Path, api: httpx.Client, ledger: Ledger) -> tuple[float, Job]:
+    """Upload a file, then run it; return when its batch was created (unix seconds) and how it ended."""
+    with source.open("rb") as stream:
+        answer = api.post("/v1/files", files={"file": stream}, data={"purpose": "batch"})
+    body = {
+        "input_file_id": answer.raise_for_status().json()["id"],
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    }
+    started = time.time()
+    job_id = api.post("/v1/batches", json=body).raise_for_status().json()["id"]
+    while (job := ledger.job(job_id)) is None or not job.state.terminal:
+        time.sleep(0.1)
+    return started, job
 
 
 def _plan_alone(folder: Path, models: dict[str, ModelSettings]) -> tuple[float, int]:
