@@ -57,9 +57,7 @@ def test_greedy_is_equal_to_one_by_one_generate(
 
 
 @pytest.mark.timeout(300)
-def test_sampled_outputs_do_not_depend_on_batch_mates(
-    engine: Engine, prompts: list[list[int]]
-) -> None:
+def test_sampled_outputs_do_not_depend_on_batch_mates(engine: Engine, prompts: list[list[int]]) -> None:
     requests = [
         Request(str(i), p, Sampling(12, temperature=0.9, top_p=0.95, seed=100 + i))
         for i, p in enumerate(prompts[:5])

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -33,10 +34,11 @@ class Worker:
         self._log = log
         clean = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "CELERY"))}
         command = [str(Path(sys.executable).with_name("celery")), "-A", "worker", "worker"]
+        self._environment = clean | environment(settings) | changes
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 [*command, "--hostname", f"{log.stem}@%h"],
-                env=clean | environment(settings) | changes,
+                env=self._environment,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
@@ -50,6 +52,15 @@ class Worker:
         """Return the events of that name in the log."""
         found = [orjson.loads(text) for text in self.log.splitlines() if text.startswith("{")]
         return [event for event in found if event["event"] == name]
+
+    def stats(self) -> dict[str, Any]:
+        """Return what `celery inspect engine` tells of this worker."""
+        command = [str(Path(sys.executable).with_name("celery")), "-A", "worker", "inspect", "engine"]
+        options = ["--json", "--timeout", "5", "--destination", f"{self._log.stem}@{socket.gethostname()}"]
+        done = subprocess.run([*command, *options], env=self._environment, capture_output=True, check=True)
+        (answer,) = orjson.loads(done.stdout).values()
+        found: dict[str, Any] = answer
+        return found
 
     def wait_serving(self) -> "Worker":
         wait_until(lambda: self.events("serving"), f"serving: {self.log[-2000:]}", 60)

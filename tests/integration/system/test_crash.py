@@ -38,9 +38,14 @@ def test_killed_worker_has_its_requests_run_elsewhere_once(system: Start) -> Non
     batch = one.finished(job_id)
     assert batch.request_counts.model_dump() == {"total": 40, "completed": 40, "failed": 0}
     one.accounted(job_id, names(40))
-    # Each finished row was computed once: only what the dead worker held was claimed again.
-    assert 40 <= computed(first, second) <= 40 + 4 + 4
+    # Each finished row was computed once: what the second engine ran is what the first one had not finished.
     assert done_then < 40
+    by_first = [row for row in one.metrics(job_id) if f"-{first.process.pid}-" in row["worker"]]
+    stats = second.stats()
+    assert stats["completed"] == stats["engine"]["requests_finished"] == 40 - len(by_first)
+    assert stats["engine"]["requests_added"] == 40 - len(by_first)
+    assert len(by_first) >= 8
+    assert 40 <= computed(first, second) <= 40 + 4 + 4
     one.left_nothing()
 
 
