@@ -31,7 +31,7 @@ LATENCIES = {
 
 
 @click.command()
-@click.option("--requests", type=click.IntRange(min=1), default=48, show_default=True)
+@click.option("--requests", type=click.IntRange(min=1), default=164, show_default=True)
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=4),
