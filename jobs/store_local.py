@@ -140,9 +140,10 @@ class LocalStore:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 placed = place(draft, target)
                 break
-            except FileNotFoundError:  # delete() took the directory away as empty
+            except (FileNotFoundError, FileExistsError):
+                # delete() took the directory away as empty, perhaps while mkdir() looked at what it had found.
                 attempts -= 1
-                if not attempts:
+                if not attempts or target.is_dir() or target.parent.is_file():
                     raise
         for folder in (target.parent, *(folder.parent for folder in missing)):
             _sync_folder(folder)

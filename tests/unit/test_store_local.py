@@ -121,6 +121,22 @@ def test_check_removes_only_what_was_left_long_ago(objects: ObjectStore, root: P
     assert drafts(root) == ["new"]
 
 
+def test_directory_deleted_while_it_is_made_is_made_again(
+    objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mkdir() finds the directory, delete() of the last object in it removes it, mkdir() looks: no directory."""
+    make, left = Path.mkdir, [FileExistsError(errno.EEXIST, "File exists")]
+
+    def raced(self: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        if self.name == "gone" and left:
+            raise left.pop()
+        make(self, mode, parents, exist_ok)
+
+    monkeypatch.setattr(Path, "mkdir", raced)
+    objects.put("gone/1", b"x")
+    assert not left and objects.get("gone/1") == b"x"
+
+
 def _hammer(root: Path, who: int, won: "multiprocessing.Queue[int]") -> None:
     objects = store_local.LocalStore(root)
     for n in range(40):
