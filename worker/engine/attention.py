@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from worker.engine.step import Part, Step
 
@@ -27,14 +28,71 @@ class Scoring:
     sinks: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Rotation:
+    """What a layer leaves to the attention: a norm of single heads, and the rotary embedding.
+
+    `cos` and `sin` [T, size / 2] turn elements i and i + size / 2 of queries and keys; `head_norm`
+    [H + KV heads, size] are the weights of the norm before that, if there is one.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    head_norm: Tensor | None = None
+    epsilon: float = 0.0
+
+    def apply(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries [T, H, size] and keys [T, KV heads, size], normed and rotated."""
+        heads = torch.cat([queries, keys], 1)
+        if self.head_norm is not None:
+            heads = F.rms_norm(heads, heads.shape[2:], eps=self.epsilon) * self.head_norm
+        cos, sin = self.cos[:, None], self.sin[:, None]
+        a, b = heads.chunk(2, -1)
+        rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return rotated[:, : queries.shape[1]], rotated[:, queries.shape[1] :]
+
+
 class Backend(Protocol):
-    """Computes attention [T, H, value size] of a step's packed queries [T, H, key size]."""
+    """Writes a layer's keys and values [T, KV heads, size] where the step says, and returns the attention
+    [T, H, value size] of its queries [T, H, size]. May change what it is given.
+    """
 
-    def __call__(self, step: Step, layer: int, queries: Tensor, scoring: Scoring) -> Tensor: ...
+    def __call__(
+        self,
+        step: Step,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scoring: Scoring,
+        rotation: Rotation | None = None,
+        /,
+    ) -> Tensor: ...
 
 
-def dense(step: Step, layer: int, queries: Tensor, scoring: Scoring) -> Tensor:
+def _write(
+    step: Step, layer: int, queries: Tensor, keys: Tensor, values: Tensor, rotation: Rotation | None
+) -> Tensor:
+    """Write keys and values; return the queries."""
+    if rotation is not None:
+        queries, keys = rotation.apply(queries, keys)
+    for write in step.writes:
+        write.put(layer, keys, values)
+    return queries
+
+
+def dense(
+    step: Step,
+    layer: int,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scoring: Scoring,
+    rotation: Rotation | None = None,
+    /,
+) -> Tensor:
     """Attend part by part. Heads are grouped over KV heads (G groups of M) without repeating these."""
+    queries = _write(step, layer, queries, keys, values, rotation)
     tokens, heads, _ = queries.shape
     groups = step.own[0].source.keys[layer].shape[1]
     by_group = queries.unflatten(1, (groups, -1)).transpose(0, 1).contiguous()  # [G, T, M, D]
@@ -127,12 +185,22 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def reference(step: Step, layer: int, queries: Tensor, scoring: Scoring) -> Tensor:
+def reference(
+    step: Step,
+    layer: int,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scoring: Scoring,
+    rotation: Rotation | None = None,
+    /,
+) -> Tensor:
     """The oracle: token by token, all keys it sees side by side, one softmax, in float64."""
+    queries = _write(step, layer, queries, keys, values, rotation)
     results = []
     for token in range(queries.shape[0]):
-        keys, values = zip(*(seen(part, layer, token, scoring.window) for part in _parts(step)), strict=True)
-        k, v = torch.cat(keys).double(), torch.cat(values).double()  # [L, G, D]
+        runs = [seen(part, layer, token, scoring.window) for part in _parts(step)]
+        k, v = (torch.cat(side).double() for side in zip(*runs, strict=True))  # [L, G, D]
         repeat = queries.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
         scores = torch.einsum("hd,lhd->hl", queries[token].double(), k) * scoring.scale

@@ -19,8 +19,8 @@ def choose(sequences: list[Sequence], logits: Tensor) -> list[int]:
         state = sequence.state
         if state.end_ids and not state.may_end:
             logits[row, sorted(state.end_ids)] = -torch.inf
-    highest, ids = logits.max(dim=-1)
-    finite = torch.isfinite(highest).tolist()
+    ids = _highest(logits)
+    finite = torch.isfinite(logits.gather(1, ids[:, None])[:, 0]).tolist()
     chosen: list[int] = ids.tolist()
     sampled = []
     for row, sequence in enumerate(sequences):
@@ -35,3 +35,10 @@ def choose(sequences: list[Sequence], logits: Tensor) -> list[int]:
         for row, token_id in zip(sampled, sampling.draw(rows, parameters, positions).tolist(), strict=True):
             chosen[row] = token_id
     return chosen
+
+
+def _highest(logits: Tensor) -> Tensor:
+    """Return the index of the highest logit of each row [R], of a NaN if there is one."""
+    if logits.device.type == "cpu" and logits.dtype != torch.bfloat16:
+        return torch.from_numpy(logits.numpy().argmax(-1))  # several times as fast as torch's
+    return logits.argmax(-1)

@@ -33,7 +33,7 @@ class FastEngine(Engine):
         self._eos_ids = loaded.eos_ids
         self._runner = model
         budget = config.kv_memory_bytes or _share_of_free_memory(model.layout.device)
-        self._memory = kv.Memory(model.layout, budget)
+        self._memory = kv.Memory(model.layout, budget, model.reads_beyond)
         self._scheduler = Scheduler(self._memory, config, self.stats)
 
     @classmethod

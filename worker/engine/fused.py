@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from worker.engine import interface, packed
-from worker.engine.attention import Scoring
-from worker.engine.packed import PackedLinear
+from worker.engine.attention import Rotation, Scoring
+from worker.engine.native import library
+from worker.engine.native.library import Kernels
+from worker.engine.packed import PackedGate, PackedLinear
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -33,28 +35,20 @@ def fuse_all(model: nn.Module, scorings: list[Scoring]) -> Iterator[packed.Repla
 
 
 class Rotary:
-    """Rotates queries and keys in place, as complex numbers; the factors are made once a step for all
-    layers.
-    """
+    """The cosines and sines of a step [T, size / 2], cut out once for all layers."""
 
     def __init__(self) -> None:
         self._cos: Tensor | None = None
-        self._factors: Tensor | None = None
+        self._halves: tuple[Tensor, Tensor] | None = None
 
-    def __call__(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Rotate heads [T, H, D], whose (real, imaginary) pairs lie side by side, by cos and sin [1,
-        T, D].
-        """
-        half = heads.shape[-1] // 2
-        if cos.shape != (1, heads.shape[0], 2 * half):
-            raise NotImplementedError(f"rotary embedding {tuple(cos.shape)} of heads {tuple(heads.shape)}")
-        if cos is not self._cos:
+    def halves(self, size: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first halves of cos and sin [1, T, size]; the second ones are the same."""
+        if cos.shape[0] != 1 or cos.shape[2] != size:
+            raise NotImplementedError(f"rotary embedding {tuple(cos.shape)} of heads of {size}")
+        if cos is not self._cos or self._halves is None:
             self._cos = cos
-            self._factors = torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())[
-                :, None
-            ]
-        assert self._factors is not None
-        torch.view_as_complex(heads.unflatten(-1, (half, 2))).mul_(self._factors)
+            self._halves = cos[0, :, : size // 2].contiguous(), sin[0, :, : size // 2].contiguous()
+        return self._halves
 
 
 class FusedLayer(nn.Module):
@@ -71,43 +65,37 @@ class FusedLayer(nn.Module):
         self._size = attention.head_dim
         self._epsilon = _epsilon(layer.input_layernorm)
         self._mlp_epsilon = _epsilon(layer.post_attention_layernorm)
-        order = _pairs(self._size)
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         self._counts = [p.weight.shape[0] // self._size for p in projections]
-        weights = [p.weight.data for p in projections]
-        biases = [
-            p.bias.data if p.bias is not None else p.weight.new_zeros(p.weight.shape[0]) for p in projections
-        ]
-        for tensors in (weights, biases):
-            tensors[:2] = [_permuted(tensor, order) for tensor in tensors[:2]]
-        norm = _norm_weight(layer.input_layernorm, weights[0].shape[1])
-        bias = torch.cat(biases) if any(p.bias is not None for p in projections) else None
-        self._qkv = PackedLinear(torch.cat(weights) * norm, bias)
+        weight = torch.cat([p.weight.data for p in projections])
+        bias = torch.cat([_bias(p) for p in projections]) if any(p.bias is not None for p in projections) else None
+        self._qkv = PackedLinear(weight * _norm_weight(layer.input_layernorm, weight.shape[1]), bias)
         self._output = _packed(attention.o_proj)
-        self._head_norms, self._head_epsilon = self._join_head_norms(attention, order)
+        self._head_norms, self._head_epsilon = self._join_head_norms(attention)
         self._mlp = _mlp(layer)
+        self._kernels = library.kernels(weight.dtype, weight.device)
 
     def forward(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any) -> Tensor:
         x = hidden_states[0]  # [T, hidden]
         q, k, _ = self._counts
-        heads = self._qkv(_normed(x, self._epsilon)).view(x.shape[0], -1, self._size)  # [T, q + k + v, D]
-        rotated = heads[:, : q + k]
-        if self._head_norms is not None:
-            rotated.mul_(_inverse_rms(rotated, self._head_epsilon)).mul_(self._head_norms)
-        self._rotary(rotated, *position_embeddings)
+        heads = self._qkv(x, _inverse_rms(x, self._epsilon, self._kernels))
+        heads = heads.view(x.shape[0], -1, self._size)  # [T, q + k + v, D]
+        cos, sin = self._rotary.halves(self._size, *position_embeddings)
+        rotation = Rotation(cos, sin, self._head_norms, self._head_epsilon)
         out = interface.attend(
-            self._layer_index, heads[:, :q], heads[:, q : q + k], heads[:, q + k :], self._scoring
+            self._layer_index, heads[:, :q], heads[:, q : q + k], heads[:, q + k :], self._scoring, rotation
         )
         x = self._output.plus(out.reshape(x.shape[0], -1), x)
-        return self._mlp(x, self._mlp_epsilon)[None]
+        return self._mlp(x, self._mlp_epsilon, self._kernels)[None]
 
-    def _join_head_norms(self, attention: Any, order: Tensor) -> tuple[Tensor | None, float]:
+    def _join_head_norms(self, attention: Any) -> tuple[Tensor | None, float]:
         """Return the weights [q + k heads, D] of norms over single heads, and their epsilon."""
         if not hasattr(attention, "q_norm"):
             return None, 0.0
         q, k, _ = self._counts
-        norms = [_norm_weight(norm, self._size)[order] for norm in (attention.q_norm, attention.k_norm)]
-        return torch.cat([norms[0].expand(q, -1), norms[1].expand(k, -1)]), _epsilon(attention.q_norm)
+        norms = [_norm_weight(norm, self._size) for norm in (attention.q_norm, attention.k_norm)]
+        joined = torch.cat([norms[0].expand(q, -1), norms[1].expand(k, -1)])
+        return joined, _epsilon(attention.q_norm)
 
 
 class _GatedMlp(nn.Module):
@@ -115,15 +103,17 @@ class _GatedMlp(nn.Module):
 
     def __init__(self, mlp: Any, norm: Tensor) -> None:
         super().__init__()
-        self._gate, self._up = _packed(mlp.gate_proj, norm), _packed(mlp.up_proj, norm)
         self._down = _packed(mlp.down_proj)
-        self._is_silu = _is_silu(mlp.act_fn)
+        self._silu = PackedGate(mlp.gate_proj, mlp.up_proj, norm) if _is_silu(mlp.act_fn) else None
+        if self._silu is None:
+            self._gate, self._up = _packed(mlp.gate_proj, norm), _packed(mlp.up_proj, norm)
         self._activation: Callable[[Tensor], Tensor] = mlp.act_fn
 
-    def forward(self, x: Tensor, epsilon: float) -> Tensor:
-        normed = _normed(x, epsilon)
-        gate = self._gate.silu(normed) if self._is_silu else self._activation(self._gate(normed))
-        return self._down.plus(self._up.times(normed, gate), x)
+    def forward(self, x: Tensor, epsilon: float, kernels: Kernels | None) -> Tensor:
+        scale = _inverse_rms(x, epsilon, kernels)
+        if self._silu is not None:
+            return self._down.plus(self._silu(x, scale), x)
+        return self._down.plus(self._activation(self._gate(x, scale)) * self._up(x, scale), x)
 
 
 class _OwnMlp(nn.Module):
@@ -133,7 +123,7 @@ class _OwnMlp(nn.Module):
         super().__init__()
         self._norm, self._mlp = layer.post_attention_layernorm, layer.mlp
 
-    def forward(self, x: Tensor, epsilon: float) -> Tensor:
+    def forward(self, x: Tensor, *_: Any) -> Tensor:
         return x + self._mlp(self._norm(x)[None])[0]
 
 
@@ -172,14 +162,18 @@ def _norm_weight(norm: Any, size: int) -> Tensor:
     return weight
 
 
-def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
-    """Return 1 / root mean square [..., 1] of x [..., D] (RMSNorm, Zhang & Sennrich 2019)."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+def _inverse_rms(x: Tensor, epsilon: float, kernels: Kernels | None) -> Tensor:
+    """Return 1 / root mean square [T] of x [T, D] (RMSNorm, Zhang & Sennrich 2019)."""
+    if kernels is not None:
+        return kernels.inverse_rms(x, epsilon)
+    norm = torch.linalg.vector_norm(x, dim=-1)
     return norm.square_().mul_(1 / x.shape[-1]).add_(epsilon).rsqrt_()
 
 
-def _normed(x: Tensor, epsilon: float) -> Tensor:
-    return x * _inverse_rms(x, epsilon)
+def _bias(linear: Any) -> Tensor:
+    """Return the bias [outputs], zeros where there is none."""
+    weight: Tensor = linear.weight
+    return weight.new_zeros(weight.shape[0]) if linear.bias is None else linear.bias.data
 
 
 def _packed(linear: Any, norm: Tensor | None = None) -> PackedLinear:
@@ -190,16 +184,3 @@ def _packed(linear: Any, norm: Tensor | None = None) -> PackedLinear:
 def _is_silu(activation: Any) -> bool:
     sample = torch.linspace(-4, 4, 9)
     return bool(torch.equal(activation(sample), F.silu(sample)))
-
-
-def _pairs(size: int) -> Tensor:
-    """Return the order that puts element i and i + size / 2, which rotate together, side by side.
-
-    Products of queries and keys do not change when both are reordered alike.
-    """
-    return torch.arange(size).view(2, size // 2).T.reshape(-1)
-
-
-def _permuted(tensor: Tensor, order: Tensor) -> Tensor:
-    """Reorder the rows of each head of [heads * D, ...]."""
-    return tensor.unflatten(0, (-1, order.numel()))[:, order].flatten(0, 1)

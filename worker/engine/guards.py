@@ -25,7 +25,7 @@ class Unsupported(Exception):
     """Why the fast engine cannot run a model."""
 
 
-def prepare(model: Any, backend: str = "dense") -> runner.ModelRunner:
+def prepare(model: Any, backend: str = "auto") -> runner.ModelRunner:
     """Set a model's attention to ours and return its runner, tried; raises Unsupported with the model as it
     was.
     """
@@ -105,7 +105,7 @@ def _plain_logits(model: Any, ids: list[int]) -> Tensor:
 def _try(ready: runner.ModelRunner, model: Any, expected: list[Tensor]) -> None:
     """Compute the trial prompts in chunks, packed and with their prefix shared, and compare the logits."""
     stats, config = Stats(), EngineConfig(prefill_chunk_tokens=7)
-    memory = kv.Memory(ready.layout, 1 << 62)
+    memory = kv.Memory(ready.layout, 1 << 62, ready.reads_beyond)
     scheduler = Scheduler(memory, config, stats)
     rows = [Row(Request(str(i), ids, Sampling(1))) for i, ids in enumerate(_trial_prompts(model))]
     for row in rows:

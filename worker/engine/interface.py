@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from worker.engine.attention import Scoring
+from worker.engine.attention import Rotation, Scoring
 
 # transformers treats names that contain flash, sdpa or flex_attention, or start with paged, in its own ways.
 NAME = "longhaul"
@@ -23,7 +23,14 @@ class Handler(Protocol):
     """
 
     def __call__(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, /
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scoring: Scoring,
+        rotation: Rotation | None = None,
+        /,
     ) -> Tensor: ...
 
 
@@ -41,10 +48,17 @@ def handling(handler: Handler) -> Iterator[None]:
         _handler = None
 
 
-def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+def attend(
+    layer: int,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scoring: Scoring,
+    rotation: Rotation | None = None,
+) -> Tensor:
     """Call the current handler."""
     assert _handler is not None
-    return _handler(layer, queries, keys, values, scoring)
+    return _handler(layer, queries, keys, values, scoring, rotation)
 
 
 def _attention(

@@ -4,12 +4,18 @@ A prefix node has a buffer; a request's own tokens have a slot. Slots of one cap
 pool, without holes, so that all requests of a pool attend in one batched product without a gather.
 """
 
+import logging
 import math
+import os
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from worker.engine import arena
+
+log = logging.getLogger(__name__)
 
 _SMALLEST = 32
 _GROWTH = 1.5
@@ -31,12 +37,8 @@ class Layout:
     def token_bytes(self) -> int:
         return self.token_elements * self.dtype.itemsize
 
-    def tensors(self, slots: int, tokens: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Return zeroed keys and values [slots, heads, tokens, size] of every layer, in one allocation.
-
-        Zeroed, because what lies behind a sequence is multiplied by a weight of 0, which a NaN would survive.
-        """
-        flat = _zeros(slots * tokens * self.token_elements, self.dtype, self.device)
+    def views(self, flat: Tensor, slots: int, tokens: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Return keys and values [slots, heads, tokens, size] of every layer, side by side in `flat`."""
         keys: list[Tensor] = []
         values: list[Tensor] = []
         at = 0
@@ -48,26 +50,59 @@ class Layout:
         return keys, values
 
 
-def _zeros(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros [elements]; on a CPU lazily, so that only what is used costs memory and time."""
-    if device.type != "cpu":
-        return torch.zeros(elements, dtype=dtype, device=device)
-    # numpy asks for zero pages where torch fills them: seconds at the sizes of KV.
-    return torch.from_numpy(np.zeros(elements * dtype.itemsize, dtype=np.uint8)).view(dtype)
+class Storage:
+    """KV of some slots of some tokens: `keys[layer]`, `values[layer]` [slots, heads, tokens, size].
 
+    `pointers` is for who reads it by address; made when first asked for.
+    """
+
+    def __init__(self, memory: "Memory", slots: int, tokens: int) -> None:
+        self._memory = memory
+        self._bytes = slots * tokens * memory.layout.token_bytes
+        self._start, flat = memory.take(self._bytes)
+        self.keys, self.values = memory.layout.views(flat, slots, tokens)
+        self.pointers: Any = None
+
+    def free(self) -> None:
+        self._memory.give_back(self._start, self._bytes)
+        self.keys, self.values, self.pointers = [], [], None
 
 class Memory:
-    """Counts the bytes of KV and says what still fits. Everything that holds KV is made here."""
+    """Counts the bytes of KV and says what still fits. Everything that holds KV is made here.
 
-    def __init__(self, layout: Layout, budget: int) -> None:
+    With `zeroed` it starts as zeros: for who multiplies what lies behind a sequence by a weight of 0, which a
+    NaN would survive.
+    """
+
+    def __init__(self, layout: Layout, budget: int, zeroed: bool = True) -> None:
         self.layout = layout
         self.budget = budget
         self.used = 0
+        self._zeroed = zeroed
         self._pools: dict[int, Pool] = {}
+        self._arena: arena.Arena | None = None
 
-    @property
-    def pools(self) -> list["Pool"]:
-        return [pool for _, pool in sorted(self._pools.items()) if pool.slots]
+    def take(self, size: int) -> tuple[int | None, Tensor]:
+        """Return where a block of bytes lies, and its elements; counted as used."""
+        self.used += size
+        layout = self.layout
+        if layout.device.type != "cpu":  # torch keeps freed memory of such devices itself
+            return None, torch.zeros(size // layout.dtype.itemsize, dtype=layout.dtype, device=layout.device)
+        if self._arena is None:
+            # Address space costs nothing, and what is free may lie in pieces.
+            self._arena = arena.Arena(min(2 * self.budget, _physical_bytes()))
+        try:
+            start, block, fresh = self._arena.take(size)
+        except MemoryError as error:
+            log.warning("memory for keys and values is in pieces: %s", error)
+            return None, torch.zeros(size // layout.dtype.itemsize, dtype=layout.dtype)
+        elements = block[:size].view(layout.dtype)
+        return start, elements if fresh or not self._zeroed else elements.zero_()
+
+    def give_back(self, start: int | None, size: int) -> None:
+        self.used -= size
+        if self._arena is not None and start is not None:
+            self._arena.give_back(start, size)
 
     def fits(self, tokens: int) -> bool:
         """Tell whether so many more tokens fit."""
@@ -90,18 +125,12 @@ class Memory:
         return 0 if free > 0 else capacity
 
 
-class Buffer:
-    """KV of one run of tokens: `keys[layer]`, `values[layer]` [1, heads, tokens, size]."""
+class Buffer(Storage):
+    """KV of one run of tokens, in one slot."""
 
     def __init__(self, memory: Memory, tokens: int) -> None:
-        self._memory = memory
+        super().__init__(memory, 1, tokens)
         self.tokens = tokens
-        self.keys, self.values = memory.layout.tensors(1, tokens)
-        memory.used += tokens * memory.layout.token_bytes
-
-    def free(self) -> None:
-        self._memory.used -= self.tokens * self._memory.layout.token_bytes
-        self.keys, self.values = [], []
 
     def split(self, at: int) -> tuple["Buffer", "Buffer"]:
         """Return copies of the KV before and from token `at`; views would keep the whole alive."""
@@ -151,17 +180,27 @@ class Slot:
 
 
 class Pool:
-    """Slots of one capacity, the used ones in front: `keys[layer]`, `values[layer]` [slots, heads, capacity,
-    size].
-    """
+    """Slots of one capacity, the used ones in front, in one storage."""
 
     def __init__(self, memory: Memory, capacity: int) -> None:
         self.memory = memory
         self.capacity = capacity
         self.slots: list[Slot] = []
         self._allocated = 0
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        self._storage: Storage | None = None
+
+    @property
+    def keys(self) -> list[Tensor]:
+        return self._storage.keys if self._storage else []
+
+    @property
+    def values(self) -> list[Tensor]:
+        return self._storage.values if self._storage else []
+
+    @property
+    def storage(self) -> Storage:
+        assert self._storage is not None
+        return self._storage
 
     @property
     def free(self) -> int:
@@ -195,12 +234,19 @@ class Pool:
         self._resize(self._allocated + max(1, wanted))
 
     def _resize(self, slots: int) -> None:
-        keys, values = self.memory.layout.tensors(slots, self.capacity) if slots else ([], [])
+        old, self._storage = self._storage, Storage(self.memory, slots, self.capacity) if slots else None
+        self._allocated = slots
+        if old is None:
+            return
         kept, length = len(self.slots), max((slot.length for slot in self.slots), default=0)
-        for target, source in zip(keys + values, self.keys + self.values, strict=False):
-            target[:kept, :, :length] = source[:kept, :, :length]
-        self.memory.used += (slots - self._allocated) * self.capacity * self.memory.layout.token_bytes
-        self.keys, self.values, self._allocated = keys, values, slots
+        if kept:
+            for target, source in zip(self.keys + self.values, old.keys + old.values, strict=True):
+                target[:kept, :, :length] = source[:kept, :, :length]
+        old.free()
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def capacity_of(tokens: int) -> int:

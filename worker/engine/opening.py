@@ -3,7 +3,7 @@
 import logging
 
 from jobs import errors
-from worker.engine import guards, loader
+from worker.engine import guards, heap, loader
 from worker.engine.base import Engine
 from worker.engine.fallback import FallbackEngine
 from worker.engine.fast import FastEngine
@@ -15,12 +15,15 @@ log = logging.getLogger(__name__)
 def open_model(source: str, config: EngineConfig, name: str | None = None) -> Engine:
     """Load a source and the best engine for it; raises errors.ModelUnavailable."""
     name = name or source
+    heap.keep_freed_memory()
     loaded = loader.load(source, config, name)
     try:
-        return over(loaded, config, name)
+        engine = over(loaded, config, name)
     except Exception as error:  # the first tokens of a model may fail in any way
         reason = f"it does not generate: {type(error).__name__}: {error}".split("\n")[0]
         raise errors.ModelUnavailable(name=name, source=source, reason=reason) from error
+    heap.freeze()
+    return engine
 
 
 def over(loaded: loader.Loaded, config: EngineConfig, name: str = "") -> Engine:

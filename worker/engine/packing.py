@@ -26,9 +26,9 @@ def pack(batch: Batch, device: torch.device, cascade: bool = True) -> Packed:
     others.
     """
     packer = _Packer(device)
-    for pool, group in groupby(sorted(batch.decode, key=_place), key=lambda s: s.slot and s.slot.pool):
+    for storage, group in groupby(sorted(batch.decode, key=_place), key=_storage):
         for _, run in groupby(enumerate(group), key=lambda pair: _place(pair[1])[1] - pair[0]):
-            packer.decode([sequence for _, sequence in run], pool)
+            packer.decode([sequence for _, sequence in run], storage)
     for chunk in batch.chunks:
         packer.prefill(chunk)
     return packer.packed(cascade)
@@ -46,7 +46,7 @@ class _Packer:
         self._earlier: list[tuple[slice, dict[str, Any]]] = []
         self._on_node: dict[prefix.Node, list[slice]] = {}
 
-    def decode(self, run: list[Sequence], pool: object) -> None:
+    def decode(self, run: list[Sequence], storage: Any) -> None:
         """Add the last token of sequences whose slots lie side by side in a pool."""
         tokens = slice(len(self._ids), len(self._ids) + len(run))
         for at, sequence in enumerate(run, tokens.start):
@@ -61,13 +61,13 @@ class _Packer:
         self._writes.append(
             Write(
                 tokens,
-                pool,
+                storage,
                 rows=torch.arange(rows.start, rows.stop, device=self._device),
                 at=torch.tensor(own, device=self._device) - 1,
             )
         )
         starts = torch.tensor([sequence.own_start for sequence in run], device=self._device)
-        fields = {"source": pool, "rows": rows, "first": 0, "length": max(own), "start": starts}
+        fields = {"source": storage, "rows": rows, "first": 0, "length": max(own), "start": starts}
         self._spans.append((tokens, fields | {"batched": True, "all_seen": min(own) == max(own)}))
 
     def prefill(self, chunk: Chunk) -> None:
@@ -82,7 +82,7 @@ class _Packer:
             above = list(target.upwards())[:0:-1]
         else:
             assert target.slot is not None
-            source, row, start = target.slot.pool, target.slot.index, target.own_start
+            source, row, start = target.slot.pool.storage, target.slot.index, target.own_start
             above = target.prefix_nodes()
         self._sits_on(above, tokens)
         before = chunk.first - start
@@ -90,7 +90,7 @@ class _Packer:
         for other in chunk.copies:
             if other.slot is not None:  # preempted since
                 at = chunk.first - other.own_start
-                self._writes.append(Write(tokens, other.slot.pool, other.slot.index, at))
+                self._writes.append(Write(tokens, other.slot.pool.storage, other.slot.index, at))
         fields: dict[str, Any] = {"source": source, "rows": slice(row, row + 1)}
         self._spans.append(
             (
@@ -143,6 +143,11 @@ def _mark_last(parts: list[Part], tokens: int) -> None:
     for part in reversed(parts):
         part.last = not bool(later[part.tokens].any())
         later[part.tokens] = True
+
+
+def _storage(sequence: Sequence) -> Any:
+    assert sequence.slot is not None
+    return sequence.slot.pool.storage
 
 
 def _place(sequence: Sequence) -> tuple[int, int]:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from worker.engine import attention, interface, kv
+from worker.engine.native import library
+from worker.engine.native.attention import NativeAttention
 from worker.engine.step import Step
 
 
@@ -13,6 +15,8 @@ class Runner(Protocol):
     """What the engine needs of a model: where its KV goes, and the logits of a step."""
 
     layout: kv.Layout
+    reads_beyond: bool
+    """Whether it reads KV that is not written yet, with a weight of 0."""
 
     def step(self, step: Step) -> Tensor:
         """Compute a step; return the logits [R, V] of its wanted tokens."""
@@ -24,17 +28,16 @@ class ModelRunner:
     none.
     """
 
-    def __init__(self, model: Any, backend: str = "dense") -> None:
+    def __init__(self, model: Any, backend: str = "auto") -> None:
         self._model = model
-        self._backend = attention.BACKENDS[backend]
         self.layout, self.scorings = _learn_layers(model)
+        self._backend = _backend(backend, self.layout)
+        self.reads_beyond = not isinstance(self._backend, NativeAttention)
 
     def step(self, step: Step) -> Tensor:
-        def handle(layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: attention.Scoring) -> Tensor:
+        def handle(layer: int, *tensors: Any) -> Tensor:
             step.attention_calls += 1
-            for write in step.writes:
-                write.put(layer, k, v)
-            return self._backend(step, layer, q, scoring)
+            return self._backend(step, layer, *tensors)
 
         return _forward(self._model, handle, step.ids, step.positions, step.wanted)
 
@@ -50,12 +53,28 @@ def _forward(
     return output.logits[0]
 
 
+def _backend(name: str, layout: kv.Layout) -> attention.Backend:
+    """Return a backend; `auto` is the native one where its kernels run, else the dense one."""
+    if name != "auto":
+        return attention.BACKENDS[name]
+    kernels = library.kernels(layout.dtype, layout.device)
+    return attention.dense if kernels is None else NativeAttention(kernels)
+
+
 def _learn_layers(model: Any) -> tuple[kv.Layout, list[attention.Scoring]]:
     """Run two tokens and note what each layer's keys and values look like and how it scores them."""
     shapes: dict[int, tuple[int, int, int]] = {}
     scorings: dict[int, attention.Scoring] = {}
 
-    def note(layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: attention.Scoring) -> Tensor:
+    def note(
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scoring: attention.Scoring,
+        rotation: attention.Rotation | None = None,
+        /,
+    ) -> Tensor:
         if layer in shapes:
             raise NotImplementedError(f"layer {layer} calls attention more than once")
         scorings[layer] = scoring

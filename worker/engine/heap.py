@@ -1,0 +1,29 @@
+"""How the process keeps memory: what a step frees, the next one needs again."""
+
+import ctypes
+import gc
+import logging
+import sys
+
+log = logging.getLogger(__name__)
+
+# Parameters of mallopt(3).
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_MOST = 32 << 20  # the largest threshold that glibc takes
+
+
+def keep_freed_memory() -> None:
+    """Let malloc keep what is freed: by default large temporaries go back to the system, which clears their pages
+    again and again. Does nothing where the C library is another one.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or not (mallopt(_MMAP_THRESHOLD, _MOST) and mallopt(_TRIM_THRESHOLD, 1 << 30)):
+        log.info("malloc cannot be told to keep freed memory: steps are a little slower")
+
+
+def freeze() -> None:
+    """Take what is loaded out of the garbage collector's sight: it is many objects, and here to stay."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,1 @@
+"""Products and attention on a CPU in C++, compiled for the machine when an engine first needs them."""

@@ -1,0 +1,621 @@
+// Matrix products and attention of a decoder on a CPU, by torch's own OpenMP threads.
+//
+// Products: a weight [N, K] is packed once into panels of NV vectors of columns; a tile of ROWS x NV vectors is
+// accumulated in registers over all of K (Goto & van de Geijn 2008). The sum of an output is taken in the same
+// order whatever the batch is, so a row's result does not depend on its neighbours.
+//
+// Attention: queries lie along the lanes of vectors, keys and values are read where they are, scalar by scalar;
+// softmax is online (Milakov & Gimelshein 2018; FlashAttention, Dao et al. 2022). Runs of keys that many
+// queries share are attended to once for all of them and merged by log-sum-exp.
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include <omp.h>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int BYTES = 64, ROWS = 8, NV = 3;  // 24 sums, 3 of the panel, 1 broadcast: of 32 registers
+#elif defined(__AVX2__)
+constexpr int BYTES = 32, ROWS = 4, NV = 3;  // 12 + 3 + 1: of 16 registers
+#else
+constexpr int BYTES = 16, ROWS = 8, NV = 3;
+#endif
+constexpr int64_t K_BLOCK = 768;             // rows of a panel that stay in the level-1 and 2 caches
+constexpr int64_t A_BYTES = 512 << 10;       // input rows that stay in the level-2 cache
+constexpr int64_t KEY_BLOCK = 64;
+
+template <class T> struct Lanes;
+template <> struct Lanes<float> {
+  typedef float V __attribute__((vector_size(BYTES), aligned(4), may_alias));
+  typedef int32_t I __attribute__((vector_size(BYTES)));
+  typedef int32_t Int;
+};
+template <> struct Lanes<double> {
+  typedef double V __attribute__((vector_size(BYTES), aligned(8), may_alias));
+  typedef int64_t I __attribute__((vector_size(BYTES)));
+  typedef int64_t Int;
+};
+template <class T> using V = typename Lanes<T>::V;
+template <class T> using I = typename Lanes<T>::I;
+template <class T> constexpr int W = BYTES / sizeof(T);
+template <class T> constexpr int WIDTH = NV * W<T>;  // columns of a panel, queries of a tile
+
+template <class T> inline V<T> all(T x) { return x - V<T>{}; }
+template <class T> inline V<T>& at(T* p) { return *reinterpret_cast<V<T>*>(p); }
+template <class T> inline V<T> at(const T* p) { return *reinterpret_cast<const V<T>*>(p); }
+template <class T> inline V<T> larger(V<T> a, V<T> b) { return a > b ? a : b; }
+
+// e^x, with x > 88 taken as 88 and 0 far below. Range reduction and polynomial of Cephes; within 2 ulp.
+inline V<float> exponential(V<float> x) {
+  const V<float> low = all<float>(-87.3f), high = all<float>(88.f);
+  const auto vanishes = x < low;
+  x = vanishes ? low : x > high ? high : x;
+  const V<float> shift = all<float>(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
+  const V<float> n = (x * 1.44269504f + shift) - shift;
+  const V<float> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  V<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.f;
+  const I<float> bits = (__builtin_convertvector(n, I<float>) + 127) << 23;
+  V<float> power;
+  std::memcpy(&power, &bits, sizeof power);
+  return vanishes ? all<float>(0.f) : p * power;
+}
+inline V<double> exponential(V<double> x) {
+  for (int i = 0; i < W<double>; i++) x[i] = std::exp(x[i]);
+  return x;
+}
+
+// softcap * tanh(x / softcap), as 1 - 2 / (e^2x + 1).
+template <class T> inline V<T> capped(V<T> x, T softcap) {
+  return (T(1) - T(2) / (exponential(larger<T>(x * (2 / softcap), all<T>(-40))) + T(1))) * softcap;
+}
+
+// Combines the lanes of a vector by f, in halves.
+template <class T, int N = W<T> / 2, class F> inline T reduced(V<T> x, F f) {
+  if constexpr (N == 0) {
+    return x[0];
+  } else {
+    constexpr auto order = [] {
+      std::array<typename Lanes<T>::Int, W<T>> from{};
+      for (int i = 0; i < W<T>; i++) from[i] = (i + N) % W<T>;
+      return from;
+    }();
+    I<T> from;
+    std::memcpy(&from, order.data(), sizeof from);
+    return reduced<T, N / 2>(f(x, V<T>(__builtin_shuffle(x, from))), f);
+  }
+}
+template <class T> inline T sum_of(V<T> x) { return reduced<T>(x, [](V<T> a, V<T> b) { return a + b; }); }
+template <class T> inline T largest_of(V<T> x) { return reduced<T>(x, [](V<T> a, V<T> b) { return larger<T>(a, b); }); }
+
+// out[r][c] (+)= sum over k < depth of a[r * row + k * step] * b[k][c], for R rows and WIDTH columns; `out` rows are
+// WIDTH apart. Meanwhile PREFETCH lines a turn are fetched from `ahead` on, `pace` bytes a turn. Not inlined: among
+// other code compilers spill the sums.
+template <class T, int R, int PREFETCH = 0>
+__attribute__((noinline)) void tile(const T* a, int64_t row, int64_t step, const T* b, int64_t depth, T* out, bool more,
+                                    const char* ahead = nullptr, int64_t pace = 0) {
+  V<T> sums[R][NV] = {};
+  if (more)
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < NV; v++) sums[r][v] = at(out + r * WIDTH<T> + v * W<T>);
+  for (int64_t k = 0; k < depth; k++, b += WIDTH<T>, a += step) {
+    for (int i = 0; i < PREFETCH; i++) __builtin_prefetch(ahead + i * 64, 0, 2);
+    if (PREFETCH) ahead += pace;
+    V<T> columns[NV];
+    for (int v = 0; v < NV; v++) columns[v] = at(b + v * W<T>);
+    for (int r = 0; r < R; r++) {
+      const V<T> x = all<T>(a[r * row]);
+      for (int v = 0; v < NV; v++) sums[r][v] += x * columns[v];
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < NV; v++) at(out + r * WIDTH<T> + v * W<T>) = sums[r][v];
+}
+
+// Calls f with the number of rows of a tile, 1 to ROWS, as a constant.
+template <int R = ROWS, class F> inline void with_rows(int64_t rows, F f) {
+  if constexpr (R == 1) f(std::integral_constant<int, 1>());
+  else if (rows == R) f(std::integral_constant<int, R>());
+  else with_rows<R - 1>(rows, f);
+}
+
+enum Ending { PLAIN = 0, ADD = 1, SILU_GATE = 2 };
+
+template <class T> struct Product {
+  const T* x;         // [rows, inputs], `x_row` apart
+  int64_t x_row, rows, inputs, outputs;
+  const T* weight;    // panels [inputs, WIDTH]; SILU_GATE: of gate and up in turn
+  const T* bias;      // [outputs] or null (for SILU_GATE in the order of the panels, padded)
+  const T* scale;     // [rows]: factors of the sums, or null
+  const T* summand;   // [rows, outputs] for ADD, `y_row` apart as y; may be y
+  T* y;
+  int64_t y_row;
+  int64_t ending;
+};
+
+// Computes `rows` rows of one panel into sums [rows, WIDTH], scale and bias included.
+template <class T>
+void panel_sums(const Product<T>& p, int64_t first, int64_t rows, int64_t panel, int64_t following, T* sums) {
+  const T* weight = p.weight + panel * p.inputs * WIDTH<T>;
+  const int64_t blocks = (p.inputs + K_BLOCK - 1) / K_BLOCK, depth = (p.inputs + blocks - 1) / blocks;
+  const int64_t tiles = (rows + ROWS - 1) / ROWS, pace = WIDTH<T> * sizeof(T) / tiles;
+  const char* ahead = reinterpret_cast<const char*>(p.weight + following * p.inputs * WIDTH<T>);
+  for (int64_t k = 0; k < p.inputs; k += depth) {
+    const int64_t now = std::min(depth, p.inputs - k);
+    for (int64_t r = 0; r < rows; r += ROWS, ahead += now * pace) {
+      with_rows(std::min<int64_t>(ROWS, rows - r), [&](auto count) {
+        constexpr int R = decltype(count)::value;
+        const T* x = p.x + (first + r) * p.x_row + k;
+        const T* columns = weight + k * WIDTH<T>;
+        T* out = sums + r * WIDTH<T>;
+        constexpr int LINES = (WIDTH<T> * sizeof(T) + 63) / 64;
+        if (tiles == 1) tile<T, R, LINES>(x, p.x_row, 1, columns, now, out, k, ahead, pace);
+        else if (tiles == 2) tile<T, R, (LINES + 1) / 2>(x, p.x_row, 1, columns, now, out, k, ahead, pace);
+        else tile<T, R, 1>(x, p.x_row, 1, columns, now, out, k, ahead, pace);
+      });
+    }
+  }
+  if (!p.scale && !p.bias) return;
+  T bias[WIDTH<T>] = {};
+  if (p.bias)
+    std::memcpy(bias, p.bias + panel * WIDTH<T>, sizeof(T) * (p.ending == SILU_GATE ? WIDTH<T> : std::min<int64_t>(WIDTH<T>, p.outputs - panel * WIDTH<T>)));
+  for (int64_t r = 0; r < rows; r++) {
+    const V<T> factor = all<T>(p.scale ? p.scale[first + r] : T(1));
+    for (int v = 0; v < NV; v++) {
+      V<T>& sum = at(sums + r * WIDTH<T> + v * W<T>);
+      sum = sum * factor + at(bias + v * W<T>);
+    }
+  }
+}
+
+template <class T>
+void unit(const Product<T>& p, int64_t first, int64_t rows, int64_t panel, int64_t following, T* sums, T* more) {
+  const int64_t column = panel * WIDTH<T>, columns = std::min<int64_t>(WIDTH<T>, p.outputs - column);
+  if (p.ending == SILU_GATE) {
+    panel_sums(p, first, rows, 2 * panel, 2 * panel + 1, sums);
+    panel_sums(p, first, rows, 2 * panel + 1, 2 * following, more);
+    for (int64_t i = 0; i < rows * WIDTH<T>; i += W<T>) {
+      const V<T> gate = at(sums + i);
+      at(sums + i) = gate / (exponential(-gate) + T(1)) * at(more + i);
+    }
+  } else {
+    panel_sums(p, first, rows, panel, following, sums);
+  }
+  for (int64_t r = 0; r < rows; r++) {
+    const T* from = sums + r * WIDTH<T>;
+    T* to = p.y + (first + r) * p.y_row + column;
+    if (p.ending == ADD) {
+      const T* summand = p.summand + (first + r) * p.y_row + column;
+      for (int64_t c = 0; c < columns; c++) to[c] = from[c] + summand[c];
+    } else {
+      std::memcpy(to, from, columns * sizeof(T));
+    }
+  }
+}
+
+template <class T> void product(const Product<T>& p, int threads) {
+  const int64_t panels = (p.outputs + WIDTH<T> - 1) / WIDTH<T>;
+  const int64_t fitting = A_BYTES / (std::min(p.inputs, K_BLOCK) * int64_t(sizeof(T))) / ROWS * ROWS;
+  const int64_t block = std::max<int64_t>(ROWS, std::min<int64_t>(fitting, (p.rows + ROWS - 1) / ROWS * ROWS));
+  const int64_t blocks = (p.rows + block - 1) / block;
+  std::atomic<int64_t> next{0};
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<T> sums(block * WIDTH<T> * (p.ending == SILU_GATE ? 2 : 1));
+    const int64_t units = blocks * panels;
+    for (int64_t u = next++, following; u < units; u = following) {
+      following = next++;
+      const int64_t first = u / panels * block;
+      unit(p, first, std::min(block, p.rows - first), u % panels, std::min(following, units - 1) % panels,
+           sums.data(), sums.data() + block * WIDTH<T>);
+    }
+  }
+}
+
+// ---- attention ----
+
+struct Part {          // queries and a run of keys
+  int64_t queries, offset;  // its queries are indices[offset ...]
+  int64_t batched;          // query i has row `row` + i of the source; else all have `row`
+  int64_t source, row, first, length;
+};
+
+struct Step {
+  int64_t parts;
+  const Part* part;         // by level
+  int64_t levels;
+  const int64_t* level_end; // parts before the end of each level; within one, a token is in one part at most
+  const int64_t* indices;   // packed tokens
+  const int64_t* reach;     // how many keys, from the first on, lie at or before the query's position
+  int64_t writes;
+  const int64_t* write;     // [writes, 4]: token, source, row, position there
+  const int64_t* pointers;  // [sources, layers, 2]: keys, values
+  const int64_t* capacity;  // [sources]: tokens of a row
+  int64_t layers;
+  int64_t tokens;
+};
+
+template <class T> struct Layer {
+  int64_t layer, heads, groups, key_size, value_size;
+  T *q, *k, *v;             // [tokens, heads or groups, size]
+  int64_t q_token, q_head, k_token, k_head, v_token, v_head;
+  T* out;                   // [tokens, heads, value_size]
+  T* lse;                   // [tokens, heads]
+  T scale, softcap;         // softcap 0: none
+  int64_t window;           // 0: none
+  const T* sinks;           // [heads] or null
+  const T *cos, *sin;       // [tokens, key_size / 2] or null: q and k are to be rotated
+  const T* head_norm;       // [heads + groups, key_size] or null
+  T epsilon;
+};
+
+template <class T> void rotate_head(const Layer<T>& l, T* x, int64_t token, const T* weight) {
+  const int64_t half = l.key_size / 2;
+  if (weight) {
+    T sum = 0;
+    for (int64_t i = 0; i < l.key_size; i++) sum += x[i] * x[i];
+    const T factor = T(1) / std::sqrt(sum / l.key_size + l.epsilon);
+    for (int64_t i = 0; i < l.key_size; i++) x[i] *= factor * weight[i];
+  }
+  const T *cos = l.cos + token * half, *sin = l.sin + token * half;
+  for (int64_t i = 0; i < half; i++) {
+    const T a = x[i], b = x[i + half];
+    x[i] = a * cos[i] - b * sin[i];
+    x[i + half] = b * cos[i] + a * sin[i];
+  }
+}
+
+template <class T> void rotate_token(const Layer<T>& l, int64_t token) {
+  for (int64_t h = 0; h < l.heads; h++)
+    rotate_head(l, l.q + token * l.q_token + h * l.q_head, token, l.head_norm ? l.head_norm + h * l.key_size : nullptr);
+  for (int64_t g = 0; g < l.groups; g++)
+    rotate_head(l, l.k + token * l.k_token + g * l.k_head, token, l.head_norm ? l.head_norm + (l.heads + g) * l.key_size : nullptr);
+}
+
+template <class T> struct Run { const T *keys, *values; };
+
+template <class T> Run<T> run_of(const Step& s, const Layer<T>& l, int64_t source, int64_t row, int64_t group, int64_t first) {
+  const int64_t* pointers = s.pointers + (source * s.layers + l.layer) * 2;
+  const int64_t at = (row * l.groups + group) * s.capacity[source] + first;
+  return {reinterpret_cast<const T*>(pointers[0]) + at * l.key_size,
+          reinterpret_cast<const T*>(pointers[1]) + at * l.value_size};
+}
+
+template <class T> void write_token(const Step& s, const Layer<T>& l, const int64_t* w) {
+  for (int64_t g = 0; g < l.groups; g++) {
+    const Run<T> to = run_of(s, l, w[1], w[2], g, w[3]);
+    std::memcpy(const_cast<T*>(to.keys), l.k + w[0] * l.k_token + g * l.k_head, l.key_size * sizeof(T));
+    std::memcpy(const_cast<T*>(to.values), l.v + w[0] * l.v_token + g * l.v_head, l.value_size * sizeof(T));
+  }
+}
+
+// Writes attention from weighted sums of values, `apart` apart, the highest score and the total weight. The first
+// time, at level 0, it is all there is (with the sink); later ones merge it with what is there.
+template <class T>
+void put(const Layer<T>& l, int64_t token, int64_t head, const T* sums, int64_t apart, T high, T total, bool first) {
+  T* out = l.out + (token * l.heads + head) * l.value_size;
+  T& lse = l.lse[token * l.heads + head];
+  T factor = 1;
+  if (first && l.sinks) {
+    const T sink = l.sinks[head], most = std::max(high, sink);
+    factor = std::exp(high - most);
+    total = total * factor + std::exp(sink - most), high = most;
+  }
+  if (!(total > 0)) {
+    if (first) std::fill(out, out + l.value_size, T(0)), lse = -std::numeric_limits<T>::infinity();
+    return;
+  }
+  factor /= total;
+  const T ours = high + std::log(total);
+  if (first) {
+    for (int64_t d = 0; d < l.value_size; d++) out[d] = sums[d * apart] * factor;
+    lse = ours;
+  } else {
+    const T weight = T(1) / (T(1) + std::exp(lse - ours));
+    for (int64_t d = 0; d < l.value_size; d++) out[d] += weight * (sums[d * apart] * factor - out[d]);
+    lse = std::max(lse, ours) + std::log1p(std::exp(-std::abs(lse - ours)));
+  }
+}
+
+// Up to WIDTH (token, head) pairs along the lanes, against one run of keys.
+template <class T> struct Queries {
+  std::vector<T> query, scores, sums;  // [key_size, WIDTH], [KEY_BLOCK, WIDTH], [value_size, WIDTH]
+  T highest[WIDTH<T>], total[WIDTH<T>], from[WIDTH<T>], until[WIDTH<T>];
+  int64_t token[WIDTH<T>], head[WIDTH<T>];
+  int64_t used;
+
+  explicit Queries(const Layer<T>& l)
+      : query(l.key_size * WIDTH<T>), scores(KEY_BLOCK * WIDTH<T>), sums(l.value_size * WIDTH<T>) {}
+
+  void load(const Layer<T>& l) {
+    std::fill(query.begin(), query.end(), T(0));
+    std::fill(sums.begin(), sums.end(), T(0));
+    for (int64_t i = 0; i < WIDTH<T>; i++) {
+      highest[i] = std::numeric_limits<T>::lowest();
+      total[i] = 0;
+      if (i >= used) { from[i] = until[i] = 0; continue; }
+      const T* q = l.q + token[i] * l.q_token + head[i] * l.q_head;
+      for (int64_t d = 0; d < l.key_size; d++) query[d * WIDTH<T> + i] = q[d] * l.scale;
+    }
+  }
+
+  void attend(const Layer<T>& l, Run<T> run, int64_t length) {
+    int64_t begin = length, end = 0, all_from = 0, all_until = length;
+    for (int64_t i = 0; i < used; i++) {
+      begin = std::min<int64_t>(begin, from[i]), end = std::max<int64_t>(end, until[i]);
+      all_from = std::max<int64_t>(all_from, from[i]), all_until = std::min<int64_t>(all_until, until[i]);
+    }
+    for (int64_t key = begin; key < end; key += KEY_BLOCK) {
+      const int64_t keys = std::min(KEY_BLOCK, end - key);
+      score(l, run.keys + key * l.key_size, keys);
+      if (l.softcap != 0) cap(l.softcap, keys);
+      if (key < all_from || key + keys > all_until) mask(key, keys);
+      weigh(keys, l.value_size);
+      add(l, run.values + key * l.value_size, keys);
+    }
+  }
+
+  void score(const Layer<T>& l, const T* keys, int64_t count) {
+    for (int64_t j = 0; j < count; j += ROWS)
+      with_rows(std::min<int64_t>(ROWS, count - j), [&](auto rows) {
+        constexpr int R = decltype(rows)::value;
+        tile<T, R>(keys + j * l.key_size, l.key_size, 1, query.data(), l.key_size, scores.data() + j * WIDTH<T>, false);
+      });
+  }
+
+  void cap(T softcap, int64_t count) {
+    for (int64_t i = 0; i < count * WIDTH<T>; i += W<T>) at(scores.data() + i) = capped<T>(at(scores.data() + i), softcap);
+  }
+
+  void mask(int64_t key, int64_t count) {
+    const V<T> hidden = all<T>(-std::numeric_limits<T>::infinity());
+    for (int64_t j = 0; j < count; j++)
+      for (int v = 0; v < NV; v++) {
+        V<T>& x = at(scores.data() + j * WIDTH<T> + v * W<T>);
+        const V<T> n = all<T>(T(key + j));
+        x = (n >= at(from + v * W<T>)) & (n < at(until + v * W<T>)) ? x : hidden;
+      }
+  }
+
+  void weigh(int64_t count, int64_t value_size) {
+    for (int v = 0; v < NV; v++) {
+      T* column = scores.data() + v * W<T>;
+      const V<T> before = at(highest + v * W<T>);
+      V<T> now = before;
+      for (int64_t j = 0; j < count; j++) now = larger<T>(now, at(column + j * WIDTH<T>));
+      V<T> sum{};
+      for (int64_t j = 0; j < count; j++) {
+        V<T>& x = at(column + j * WIDTH<T>);
+        x = exponential(x - now);
+        sum += x;
+      }
+      const V<T> factor = exponential(before - now);
+      at(highest + v * W<T>) = now;
+      at(total + v * W<T>) = at(total + v * W<T>) * factor + sum;
+      for (int64_t d = 0; d < value_size; d++) at(sums.data() + d * WIDTH<T> + v * W<T>) *= factor;
+    }
+  }
+
+  void add(const Layer<T>& l, const T* values, int64_t count) {
+    for (int64_t d = 0; d < l.value_size; d += ROWS)
+      with_rows(std::min<int64_t>(ROWS, l.value_size - d), [&](auto rows) {
+        constexpr int R = decltype(rows)::value;
+        tile<T, R>(values + d, 1, l.value_size, scores.data(), count, sums.data() + d * WIDTH<T>, true);
+      });
+  }
+
+  void store(const Layer<T>& l, bool first) {
+    for (int64_t i = 0; i < used; i++)
+      put(l, token[i], head[i], sums.data() + i, WIDTH<T>, highest[i], total[i], first);
+  }
+};
+
+// One query of H heads against keys of its own: these are read once, along the lanes.
+template <class T> struct Alone {
+  static constexpr int H = 4;       // heads at a time
+  static constexpr int AHEAD = 8;  // keys
+  T scores[H][KEY_BLOCK], high[H], total[H];
+  std::vector<T> sums;  // [H, value_size]
+
+  explicit Alone(const Layer<T>& l) : sums(H * l.value_size) {}
+
+  template <int COUNT> void attend(const Layer<T>& l, int64_t token, int64_t head, Run<T> run, int64_t from, int64_t until) {
+    const T* q = l.q + token * l.q_token + head * l.q_head;
+    std::fill(sums.begin(), sums.end(), T(0));
+    for (int h = 0; h < COUNT; h++) high[h] = std::numeric_limits<T>::lowest(), total[h] = 0;
+    for (int64_t key = from; key < until; key += KEY_BLOCK) {
+      const int64_t keys = std::min(KEY_BLOCK, until - key);
+      score<COUNT>(l, q, run.keys + key * l.key_size, run.values + key * l.value_size, keys);
+      for (int h = 0; h < COUNT; h++) weigh(l, h, keys);
+      add<COUNT>(run.values + key * l.value_size, l.value_size, keys);
+    }
+    for (int h = 0; h < COUNT; h++)
+      put(l, token, head + h, sums.data() + h * l.value_size, 1, high[h], total[h], true);
+  }
+
+  template <int COUNT>
+  __attribute__((noinline)) void score(const Layer<T>& l, const T* q, const T* keys, const T* values, int64_t count) {
+    const int64_t size = l.key_size, q_head = l.q_head;
+    for (int64_t j = 0; j < count; j++, keys += size) {
+      fetch(keys + AHEAD * size, size);  // what the processor does not foresee: it stops at pages
+      fetch(values + j * l.value_size, l.value_size);
+      V<T> products[COUNT] = {};
+      int64_t d = 0;
+      for (; d + W<T> <= size; d += W<T>) {
+        const V<T> k = at(keys + d);
+        for (int h = 0; h < COUNT; h++) products[h] += k * at(q + h * q_head + d);
+      }
+      for (int h = 0; h < COUNT; h++) {
+        T sum = sum_of<T>(products[h]);
+        for (int64_t e = d; e < size; e++) sum += keys[e] * q[h * q_head + e];
+        scores[h][j] = sum;
+      }
+    }
+  }
+
+  void weigh(const Layer<T>& l, int h, int64_t count) {
+    for (int64_t j = 0; j < KEY_BLOCK; j += W<T>) {
+      V<T>& x = at(scores[h] + j);
+      x *= l.scale;
+      if (l.softcap != 0) x = capped<T>(x, l.softcap);
+    }
+    for (int64_t j = count; j < KEY_BLOCK; j++) scores[h][j] = -std::numeric_limits<T>::infinity();
+    V<T> most = all<T>(high[h]);
+    for (int64_t j = 0; j < KEY_BLOCK; j += W<T>) most = larger<T>(most, at(scores[h] + j));
+    const T now = largest_of<T>(most);
+    V<T> sum{};
+    for (int64_t j = 0; j < KEY_BLOCK; j += W<T>) {
+      V<T>& x = at(scores[h] + j);
+      x = exponential(x - now);
+      sum += x;
+    }
+    const T factor = std::exp(high[h] - now);
+    total[h] = total[h] * factor + sum_of<T>(sum);
+    if (factor != 1)
+      for (int64_t d = 0; d < l.value_size; d++) sums[h * l.value_size + d] *= factor;
+    high[h] = now;
+  }
+
+  static void fetch(const T* from, int64_t size) {
+    for (int64_t i = 0; i < size; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(from + i, 0, 3);
+  }
+
+  template <int COUNT> __attribute__((noinline)) void add(const T* values, int64_t size, int64_t count) {
+    constexpr int WIDE = 4;  // vectors of sums a head
+    int64_t d = 0;
+    for (; d + WIDE * W<T> <= size; d += WIDE * W<T>) {
+      V<T> out[COUNT][WIDE];
+      for (int h = 0; h < COUNT; h++)
+        for (int v = 0; v < WIDE; v++) out[h][v] = at(sums.data() + h * size + d + v * W<T>);
+      for (int64_t j = 0; j < count; j++)
+        for (int v = 0; v < WIDE; v++) {
+          const V<T> value = at(values + j * size + d + v * W<T>);
+          for (int h = 0; h < COUNT; h++) out[h][v] += scores[h][j] * value;
+        }
+      for (int h = 0; h < COUNT; h++)
+        for (int v = 0; v < WIDE; v++) at(sums.data() + h * size + d + v * W<T>) = out[h][v];
+    }
+    for (; d < size; d++)
+      for (int h = 0; h < COUNT; h++)
+        for (int64_t j = 0; j < count; j++) sums[h * size + d] += scores[h][j] * values[j * size + d];
+  }
+};
+
+// A unit of a part: one (query, group) where batched, else as many (query, head) pairs of a group as there are lanes.
+template <class T> int64_t units_of(const Part& p, const Layer<T>& l) {
+  if (p.batched) return p.queries * l.groups;
+  return (p.queries * (l.heads / l.groups) + WIDTH<T> - 1) / WIDTH<T> * l.groups;
+}
+
+template <class T> void attend_alone(const Step& s, const Layer<T>& l, const Part& p, int64_t unit, Alone<T>& alone) {
+  const int64_t group = unit % l.groups, query = unit / l.groups, shared = l.heads / l.groups;
+  const int64_t token = s.indices[p.offset + query], reach = s.reach[p.offset + query];
+  const Run<T> run = run_of(s, l, p.source, p.row + query, group, p.first);
+  const int64_t from = l.window ? std::max<int64_t>(0, reach - l.window) : 0, until = std::min(p.length, reach);
+  for (int64_t h = 0; h < shared; h += Alone<T>::H)
+    with_rows<Alone<T>::H>(std::min<int64_t>(Alone<T>::H, shared - h), [&](auto count) {
+      alone.template attend<decltype(count)::value>(l, token, group * shared + h, run, from, until);
+    });
+}
+
+template <class T> void attend_together(const Step& s, const Layer<T>& l, const Part& p, int64_t unit, Queries<T>& queries, bool first) {
+  const int64_t group = unit % l.groups, begin = unit / l.groups * WIDTH<T>, shared = l.heads / l.groups;
+  queries.used = std::min<int64_t>(WIDTH<T>, p.queries * shared - begin);
+  for (int64_t i = 0; i < queries.used; i++) {
+    const int64_t query = p.offset + (begin + i) / shared, reach = s.reach[query];
+    queries.token[i] = s.indices[query];
+    queries.head[i] = group * shared + (begin + i) % shared;
+    queries.until[i] = T(std::min(p.length, reach));
+    queries.from[i] = T(l.window ? std::max<int64_t>(0, reach - l.window) : 0);
+  }
+  queries.load(l);
+  queries.attend(l, run_of(s, l, p.source, p.row, group, p.first), p.length);
+  queries.store(l, first);
+}
+
+template <class T> void attention(const Step& s, const Layer<T>& l, int threads) {
+  std::vector<int64_t> ends(s.parts);
+  std::vector<std::atomic<int64_t>> next(s.levels);
+  for (auto& n : next) n = 0;
+  for (int64_t level = 0, p = 0; level < s.levels; level++)
+    for (int64_t sum = 0; p < s.level_end[level]; p++) ends[p] = sum += units_of(s.part[p], l);
+#pragma omp parallel num_threads(threads)
+  {
+    if (l.cos) {
+#pragma omp for schedule(static)
+      for (int64_t t = 0; t < s.tokens; t++) rotate_token(l, t);
+    }
+#pragma omp for schedule(static)
+    for (int64_t w = 0; w < s.writes; w++) write_token(s, l, s.write + 4 * w);
+    Queries<T> queries(l);
+    Alone<T> alone(l);
+    for (int64_t level = 0, begin = 0; level < s.levels; begin = s.level_end[level++]) {
+      const int64_t end = s.level_end[level], units = end > begin ? ends[end - 1] : 0;
+      int64_t p = begin;
+      for (int64_t u; (u = next[level].fetch_add(1, std::memory_order_relaxed)) < units;) {
+        while (u >= ends[p]) p++;
+        const Part& part = s.part[p];
+        const int64_t unit = u - (p > begin ? ends[p - 1] : 0);
+        if (part.batched) attend_alone(s, l, part, unit, alone);
+        else attend_together(s, l, part, unit, queries, level == 0);
+      }
+#pragma omp barrier
+    }
+  }
+}
+
+template <class T> void pack(const T* weight, int64_t row, int64_t outputs, int64_t inputs, T* panels, int64_t apart) {
+  const int64_t count = (outputs + WIDTH<T> - 1) / WIDTH<T>;
+#pragma omp parallel for
+  for (int64_t panel = 0; panel < count; panel++)
+    for (int64_t k = 0; k < inputs; k++)
+      for (int64_t c = 0; c < WIDTH<T>; c++) {
+        const int64_t column = panel * WIDTH<T> + c;
+        panels[panel * apart + k * WIDTH<T> + c] = column < outputs ? weight[column * row + k] : T(0);
+      }
+}
+
+// 1 / sqrt(mean of squares + epsilon) of each row (RMSNorm, Zhang & Sennrich 2019).
+template <class T> void inverse_rms(const T* x, int64_t row, int64_t rows, int64_t size, T epsilon, T* out, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (rows * size > 4096)
+  for (int64_t r = 0; r < rows; r++) {
+    V<T> sums{};
+    const T* from = x + r * row;
+    int64_t i = 0;
+    for (; i + W<T> <= size; i += W<T>) sums += at(from + i) * at(from + i);
+    T sum = 0;
+    for (int j = 0; j < W<T>; j++) sum += sums[j];
+    for (; i < size; i++) sum += from[i] * from[i];
+    out[r] = T(1) / std::sqrt(sum / size + epsilon);
+  }
+}
+
+}  // namespace
+
+#define FOR_TYPE(T, name)                                                                                     \
+  int64_t width_##name() { return WIDTH<T>; }                                                                 \
+  void product_##name(const Product<T>* p, int threads) { product(*p, threads); }                            \
+  void attention_##name(const Step* s, const Layer<T>* l, int threads) { attention(*s, *l, threads); }       \
+  void pack_##name(const T* weight, int64_t row, int64_t outputs, int64_t inputs, T* panels, int64_t apart) { \
+    pack(weight, row, outputs, inputs, panels, apart);                                                        \
+  }                                                                                                           \
+  void inverse_rms_##name(const T* x, int64_t row, int64_t rows, int64_t size, T epsilon, T* out, int threads) { \
+    inverse_rms(x, row, rows, size, epsilon, out, threads);                                                   \
+  }
+
+extern "C" {
+FOR_TYPE(float, f32)
+FOR_TYPE(double, f64)
+}
