@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, SecretStr, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from jobs import errors
@@ -109,6 +109,17 @@ class Settings(BaseSettings):
     scratch_dir: Path = Field(Path(tempfile.gettempdir()), description="Where sorts spill to disk.")
 
     max_running: int = Field(64, gt=0, description="Most requests in the running batch.")
+    max_queue_delay_seconds: float = Field(
+        0,
+        ge=0,
+        description="Longest a request waits for company before it runs: larger batches, later first tokens;"
+        " 0 starts all at once.",
+    )
+    preferred_batch_sizes: tuple[PositiveInt, ...] = Field(
+        (),
+        description="Sizes of the running batch for which nobody waits out max_queue_delay_seconds"
+        " (JSON list); max_running always is one.",
+    )
     max_batch_tokens: int = Field(
         65_536,
         gt=0,

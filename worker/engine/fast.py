@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -23,18 +23,26 @@ log = logging.getLogger(__name__)
 # On a CPU the memory is everybody's: other workers, and whatever else runs on the machine.
 _KV_SHARE_OF_FREE_MEMORY = {"cpu": 0.25, "cuda": 0.5}
 _FEW = 8
+_NAP_SECONDS = 0.02
 
 
 class FastEngine(Engine):
     """One step is one forward of the model: schedule, pack, run, choose tokens."""
 
-    def __init__(self, loaded: loader.Loaded, config: EngineConfig, model: runner.Runner) -> None:
+    def __init__(
+        self,
+        loaded: loader.Loaded,
+        config: EngineConfig,
+        model: runner.Runner,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(loaded.tokenizer, loaded.context_tokens, loaded.vocabulary, config)
         self._eos_ids = loaded.eos_ids
         self._runner = model
         budget = config.kv_memory_bytes or _share_of_free_memory(model.layout.device)
         self._memory = kv.Memory(model.layout, budget)
-        self._scheduler = Scheduler(self._memory, config, self.stats)
+        self._clock = clock
+        self._scheduler = Scheduler(self._memory, config, self.stats, clock)
 
     @classmethod
     def over(cls, loaded: loader.Loaded, config: EngineConfig) -> "FastEngine":
@@ -55,15 +63,17 @@ class FastEngine(Engine):
 
     def step(self) -> list[Completion]:
         self._scheduler.sweep()
-        misfit = self._scheduler.admit(self._admit)
+        misfit = self._scheduler.admit(self._admit, hold_back=self.expects_more)
         if misfit is not None:
             self._fail(misfit, "it does not fit into the memory for keys and values (kv_memory_bytes)")
         self._continue_from(self._ready_prompts())
         batch = self._scheduler.next_batch()
         if batch is not None:
             self._run(batch)
+        elif self.expects_more and not self._ready:
+            time.sleep(min(self._scheduler.held_seconds(), _NAP_SECONDS))
         if self.config.prefix_ttl_seconds is not None:
-            self._scheduler.trie.expire(time.monotonic() - self.config.prefix_ttl_seconds)
+            self._scheduler.trie.expire(self._clock() - self.config.prefix_ttl_seconds)
         self.stats.kv_bytes_in_use = self._memory.used
         return self._take_ready()
 
@@ -78,7 +88,7 @@ class FastEngine(Engine):
             self._waiting.clear()
             self._running.clear()
             self._ready.clear()
-        self._scheduler = Scheduler(self._memory, self.config, self.stats)
+        self._scheduler = Scheduler(self._memory, self.config, self.stats, self._clock)
         del self._runner
         gc.collect()
         if torch.cuda.is_available():

@@ -2,10 +2,11 @@
 
 import bisect
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from worker.engine import kv, lengths, prefix
+from worker.engine import kv, lengths, prefix, queue_delay
 from worker.engine.admission import Admission
 from worker.engine.rows import RowState
 from worker.engine.sequence import Sequence
@@ -40,9 +41,15 @@ class Batch:
 class Scheduler:
     """Holds waiting and running sequences. Rows are dropped by the engine and swept here at each step."""
 
-    def __init__(self, memory: kv.Memory, config: EngineConfig, stats: Stats) -> None:
+    def __init__(
+        self,
+        memory: kv.Memory,
+        config: EngineConfig,
+        stats: Stats,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.memory = memory
-        self.trie = prefix.Trie()
+        self.trie = prefix.Trie(clock)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._nodes: list[prefix.Node] = []
@@ -50,6 +57,7 @@ class Scheduler:
         self.admission = Admission(memory, self.trie, self._lengths, stats)
         self._config = config
         self._stats = stats
+        self._clock = clock
 
     def add(self, row: Row, state: RowState) -> None:
         """Let a row wait, in the trie with everything else that is known."""
@@ -59,7 +67,7 @@ class Scheduler:
         node = self.trie.insert(root, tokens)
         # Long expected outputs first, for a short tail; among equals neighbours by prefix stay together.
         order = (-self._lengths.expected(row.max_tokens).bit_length(), root, tokens)
-        self._wait(Sequence(row, state, root, node, order, tokens))
+        self._wait(Sequence(row, state, root, node, order, tokens, self._clock()))
 
     def sweep(self) -> None:
         """Let go of what was cancelled or replaced."""
@@ -70,15 +78,22 @@ class Scheduler:
             self.running.remove(dropped)
             self.admission.release(dropped)
 
-    def admit(self, admit: Callable[[list[Row]], Iterable[Row]]) -> Sequence | None:
+    def held_seconds(self) -> float:
+        """Return how long waiting sequences may still be held back for company; 0: some may start now."""
+        due_in = self._due_in()
+        return 0.0 if self._startable(due_in <= 0) else due_in
+
+    def admit(self, admit: Callable[[list[Row]], Iterable[Row]], hold_back: bool = True) -> Sequence | None:
         """Start waiting sequences while there is room; return one that cannot run at all, alone in memory.
 
         `admit` gets their rows and returns those that may run. What it raises leaves all of them waiting.
+        Without `hold_back` none waits for company.
         """
         started: list[Sequence] = []
         nodes: list[prefix.Node] = []
         misfit = None
-        while self.waiting and len(self.running) < self._config.max_running:
+        startable = self._startable(due=not hold_back or self._due_in() <= 0)
+        while len(started) < startable:
             missing = self.admission.try_admit(self.waiting[0], self.running)
             if missing is None:
                 misfit = None if self.running else self.waiting[0]
@@ -141,6 +156,16 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         self.admission.release(sequence)
+
+    def _due_in(self) -> float:
+        """Return after how many seconds a waiting sequence will have waited as long as it may."""
+        delay = self._config.max_queue_delay_seconds
+        if not delay or not self.waiting:
+            return 0.0
+        return min(sequence.arrived for sequence in self.waiting) + delay - self._clock()
+
+    def _startable(self, due: bool) -> int:
+        return queue_delay.startable(len(self.waiting), len(self.running), due, self._config)
 
     def _with_room(self, decode: list[Sequence]) -> list[Sequence]:
         """Grow slots that are full; preempt sequences when memory does not suffice, those with least

@@ -22,6 +22,7 @@ class Sequence:
     """Where its prompt (and what it had sampled when it was preempted) ends in the trie."""
     order: tuple[int, str, list[int]]
     tokens: list[int] = field(default_factory=list)
+    arrived: float = 0.0
     own_start: int = 0
     own_first: int = 0
     computed: int = 0

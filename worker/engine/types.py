@@ -91,10 +91,12 @@ class EngineConfig:
     `context_tokens` None reads it from the model; `revision` of a hub source; `trust_remote_code` runs Python
     that comes with the model.
 
-    Of the fast engine: `kv_memory_bytes` for keys and values (None: a share of the memory that is free when
-    the model is loaded); `prefill_chunk_tokens` prompt tokens in one step; `prefix_ttl_seconds` after which a
-    prefix that nobody uses is forgotten (None: when memory is needed); `share_prefixes` off computes every
-    prompt whole; `fast` off always takes transformers' `generate`.
+    Of the fast engine: a request waits for company for at most `max_queue_delay_seconds`, and less when the
+    running batch can become one of `preferred_batch_sizes` or `max_running`; `kv_memory_bytes` for keys and
+    values (None: a share of the memory that is free when the model is loaded); `prefill_chunk_tokens` prompt
+    tokens in one step; `prefix_ttl_seconds` after which a prefix that nobody uses is forgotten (None: when
+    memory is needed); `share_prefixes` off computes every prompt whole; `fast` off always takes transformers'
+    `generate`.
     """
 
     device: str = "auto"
@@ -104,6 +106,8 @@ class EngineConfig:
     context_tokens: int | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+    max_queue_delay_seconds: float = 0.0
+    preferred_batch_sizes: tuple[int, ...] = ()
     kv_memory_bytes: int | None = None
     prefill_chunk_tokens: int = 512
     prefix_ttl_seconds: float | None = None
