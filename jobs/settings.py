@@ -120,10 +120,12 @@ class Settings(BaseSettings):
         description="Sizes of the running batch for which nobody waits out max_queue_delay_seconds"
         " (JSON list); max_running always is one.",
     )
-    max_batch_tokens: int = Field(
-        65_536,
+    max_batch_tokens: int | None = Field(
+        None,
         gt=0,
-        description="Most tokens, padding and outputs included, in a batch of the padding (fallback) engine.",
+        description="Most tokens, prompts and outputs so far, with which another request joins the running"
+        " batch, shared prefixes counted once: shorter steps, fewer at a time. A larger request runs alone."
+        " None: as memory allows, and 65536, padding and expected outputs included, in the fallback engine.",
     )
     kv_memory_bytes: int | None = Field(
         None,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from worker.engine import kv, lengths, prefix, queue_delay
 from worker.engine.admission import Admission
 from worker.engine.rows import RowState
-from worker.engine.sequence import Sequence
+from worker.engine.sequence import Sequence, distinct_tokens
 from worker.engine.types import EngineConfig, Row, Stats
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Scheduler:
         nodes: list[prefix.Node] = []
         misfit = None
         startable = self._startable(due=not hold_back or self._due_in() <= 0)
-        while len(started) < startable:
+        while len(started) < startable and self._may_join(self.waiting[0]):
             missing = self.admission.try_admit(self.waiting[0], self.running)
             if missing is None:
                 misfit = None if self.running else self.waiting[0]
@@ -166,6 +166,11 @@ class Scheduler:
 
     def _startable(self, due: bool) -> int:
         return queue_delay.startable(len(self.waiting), len(self.running), due, self._config)
+
+    def _may_join(self, sequence: Sequence) -> bool:
+        """Tell whether the running batch stays within max_batch_tokens with one more; one always runs."""
+        most = self._config.max_batch_tokens
+        return most is None or not self.running or distinct_tokens([*self.running, sequence]) <= most
 
     def _with_room(self, decode: list[Sequence]) -> list[Sequence]:
         """Grow slots that are full; preempt sequences when memory does not suffice, those with least

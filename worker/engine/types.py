@@ -86,10 +86,12 @@ class EngineConfig:
     """How an engine runs.
 
     `device` auto, cpu, cuda, cuda:0, ...; `dtype` a name, or auto: float32 on a CPU, on a GPU half precision
-    (the model's own if it has one); `max_running` requests and `max_batch_tokens` tokens (padding and outputs
-    included) in one batch;
-    `context_tokens` None reads it from the model; `revision` of a hub source; `trust_remote_code` runs Python
-    that comes with the model.
+    (the model's own if it has one); `max_running` requests and `max_batch_tokens` tokens in one batch, but a
+    larger request runs alone (None: as memory allows, in the fallback 65,536); `context_tokens` None reads it
+    from the model; `revision` of a hub source; `trust_remote_code` runs Python that comes with the model.
+
+    The fallback counts padding and expected outputs among the tokens of a batch; the fast engine counts, when
+    a request is to join, prompts and what is sampled by then, and shared prefixes once.
 
     Of the fast engine: a request waits for company for at most `max_queue_delay_seconds`, and less when the
     running batch can become one of `preferred_batch_sizes` or `max_running`; `kv_memory_bytes` for keys and
@@ -102,7 +104,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     max_running: int = 64
-    max_batch_tokens: int = 65_536
+    max_batch_tokens: int | None = None
     context_tokens: int | None = None
     revision: str | None = None
     trust_remote_code: bool = False

@@ -14,6 +14,7 @@ from tests.unit.engine import hashing
 from tests.unit.engine.conftest import request
 from worker.engine import Completion, EngineConfig, Request, loader
 from worker.engine.fast import FastEngine
+from worker.engine.sequence import distinct_tokens as tokens_of
 
 TOKEN_BYTES = 2 * 2 * 8
 
@@ -185,3 +186,34 @@ def test_a_step_computes_no_more_tokens_than_the_budget(tiny_loaded: loader.Load
     requests = [request(str(i), [i] * 50, max_tokens=5) for i in range(8)]
     check(requests, list(engine.generate(requests)))
     assert engine._runner.largest_step <= 16 + 8  # type: ignore[attr-defined]
+
+
+def test_requests_join_as_long_as_max_batch_tokens_allows(tiny_loaded: loader.Loaded) -> None:
+    engine = open_hashing(tiny_loaded, max_batch_tokens=100)
+    head = [1] * 60
+    requests = [request(str(i), [*head, 2, i], max_tokens=5) for i in range(20)]
+    requests += [request("long", [3] * 150, max_tokens=5)]
+    engine.add(requests)
+    done, sizes = [], []
+    while engine.has_work:
+        before = engine.running
+        done += engine.step()
+        running = engine._scheduler.running
+        if not engine.running <= before:
+            sizes.append(len(running))
+            # It may have sampled one more token each since it was asked whether they may join.
+            assert len(running) == 1 or tokens_of(running) <= 100 + len(running)
+    check(requests, done)
+    assert max(sizes) > 10, "the prefix that they share counts once"
+
+
+def test_a_request_larger_than_max_batch_tokens_runs_alone(tiny_loaded: loader.Loaded) -> None:
+    engine = open_hashing(tiny_loaded, max_batch_tokens=10)
+    requests = [request(str(i), [i] * 30, max_tokens=3) for i in range(3)]
+    engine.add(requests)
+    done, most = [], 0
+    while engine.has_work:
+        done += engine.step()
+        most = max(most, len(engine.running))
+    check(requests, done)
+    assert most == 1
