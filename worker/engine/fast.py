@@ -7,7 +7,8 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ class FastEngine(Engine):
         budget = config.kv_memory_bytes or _share_of_free_memory(model.layout.device)
         self._memory = kv.Memory(model.layout, budget)
         self._clock = clock
+        self._model_seconds = 0.0
         self._scheduler = Scheduler(self._memory, config, self.stats, clock)
 
     @classmethod
@@ -62,6 +64,17 @@ class FastEngine(Engine):
             self._scheduler.add(row, RowState(row, self.tokenizer, self._eos_ids))
 
     def step(self) -> list[Completion]:
+        started, model = time.perf_counter(), self._model_seconds
+        idle = not self._advance()
+        seconds = time.perf_counter() - started
+        self.stats.step_seconds += seconds
+        self.stats.scheduling_seconds += seconds - (self._model_seconds - model)
+        if idle and self.expects_more and not self._ready:
+            time.sleep(min(self._scheduler.held_seconds(), _NAP_SECONDS))
+        return self._take_ready()
+
+    def _advance(self) -> bool:
+        """Admit and run what can be; False when the model has nothing to compute."""
         self._scheduler.sweep()
         misfit = self._scheduler.admit(self._admit, hold_back=self.expects_more)
         if misfit is not None:
@@ -70,12 +83,10 @@ class FastEngine(Engine):
         batch = self._scheduler.next_batch()
         if batch is not None:
             self._run(batch)
-        elif self.expects_more and not self._ready:
-            time.sleep(min(self._scheduler.held_seconds(), _NAP_SECONDS))
         if self.config.prefix_ttl_seconds is not None:
             self._scheduler.trie.expire(self._clock() - self.config.prefix_ttl_seconds)
         self.stats.kv_bytes_in_use = self._memory.used
-        return self._take_ready()
+        return batch is not None
 
     def forget_prefixes(self) -> None:
         """Drop all KV that no request uses."""
@@ -96,7 +107,8 @@ class FastEngine(Engine):
 
     def _run(self, batch: Batch) -> None:
         packed = packing.pack(batch, self._memory.layout.device)
-        logits = self._runner.step(packed.step)
+        with self._model_runs():
+            logits = self._runner.step(packed.step)
         self._count(batch, packed.step.attention_calls)
         of_sequences = []
         for row, end in enumerate(packed.ends):
@@ -112,6 +124,13 @@ class FastEngine(Engine):
             self._choose([sequence for _, sequence in of_sequences], logits[rows])
         self._continue_from(self._ready_prompts())
 
+    @contextmanager
+    def _model_runs(self) -> Iterator[None]:
+        """Count the seconds that are not spent on scheduling."""
+        started = time.perf_counter()
+        yield
+        self._model_seconds += time.perf_counter() - started
+
     def _ready_prompts(self) -> list[Sequence]:
         """Return sequences whose whole prompt is a prefix of which the next logits are known."""
         return [s for s in self._scheduler.running if not s.own_tokens and s.node.logits is not None]
@@ -122,8 +141,10 @@ class FastEngine(Engine):
 
     def _choose(self, sequences: list[Sequence], logits: Tensor) -> None:
         """Give each sequence its next token; hand over those that end."""
+        with self._model_runs():  # on a GPU this is where its forward is waited for
+            token_ids = choosing.choose(sequences, logits)
         now = time.monotonic()
-        for sequence, token_id in zip(sequences, choosing.choose(sequences, logits), strict=True):
+        for sequence, token_id in zip(sequences, token_ids, strict=True):
             if sequence.row.dropped:
                 continue
             self.stats.tokens_sampled += 1
@@ -144,8 +165,9 @@ class FastEngine(Engine):
     def _count(self, batch: Batch, attention_calls: int) -> None:
         stats = self.stats
         stats.steps += 1
-        stats.steps_below_8 += len(batch.decode) < _FEW and not batch.chunks
         stats.decode_steps += bool(batch.decode)
+        if batch.decode and not self._scheduler.waiting:
+            stats.steps_below_8 += len(self._scheduler.running) < _FEW
         stats.attention_calls += attention_calls
         runs = [(chunk.target, chunk.first, len(chunk.tokens)) for chunk in batch.chunks]
         # The last token of a prompt, too, may be computed as one that decodes.

@@ -119,7 +119,7 @@ class EngineConfig:
 
 @dataclass
 class Stats:
-    """What an engine has done since it was loaded: counters, which tests assert on."""
+    """What an engine has done since it was loaded: counters, which tests assert on, and seconds."""
 
     requests_added: int = 0
     requests_finished: int = 0
@@ -144,13 +144,16 @@ class Stats:
     """1 when the fast engine cannot run this model, so that `generate` does."""
     steps: int = 0
     steps_below_8: int = 0
-    """Steps with fewer than 8 requests running: the tail."""
+    """Steps that decode for fewer than 8 running requests while none waits: the tail."""
+    step_seconds: float = 0.0
+    scheduling_seconds: float = 0.0
+    """Of `step_seconds`, all that is not the model's forward or the choice of tokens."""
     attention_calls: int = 0
     preemptions: int = 0
     tokens_recomputed: int = 0
     kv_bytes_in_use: int = 0
 
-    def to_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, float]:
         return asdict(self)
 
 

@@ -2,6 +2,7 @@
 it sees.
 """
 
+import time
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests.unit.engine import hashing
 from tests.unit.engine.conftest import request
 from worker.engine import Completion, EngineConfig, Request, loader
 from worker.engine.fast import FastEngine
 from worker.engine.sequence import distinct_tokens as tokens_of
+from worker.engine.step import Step
 
 TOKEN_BYTES = 2 * 2 * 8
 
@@ -217,3 +220,31 @@ def test_a_request_larger_than_max_batch_tokens_runs_alone(tiny_loaded: loader.L
         most = max(most, len(engine.running))
     check(requests, done)
     assert most == 1
+
+
+def test_the_tail_is_what_decodes_for_few_while_nobody_waits(tiny_loaded: loader.Loaded) -> None:
+    engine = open_hashing(tiny_loaded, max_running=4)
+    requests = [request(str(i), [i], max_tokens=10) for i in range(8)]
+    engine.add(requests)
+    done = [completion for _ in range(10) for completion in engine.step()]
+    assert (engine.stats.decode_steps, engine.stats.steps_below_8) == (10, 0), "others wait"
+    done += [completion for _ in range(10) for completion in engine.step()]
+    check(requests, done)
+    assert (engine.stats.decode_steps, engine.stats.steps_below_8) == (20, 10)
+
+
+def test_a_step_tells_scheduling_from_the_model(
+    tiny_loaded: loader.Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_hashing(tiny_loaded)
+    step = hashing.HashRunner.step
+
+    def slow(runner: hashing.HashRunner, planned: Step) -> Tensor:
+        time.sleep(0.05)
+        return step(runner, planned)
+
+    monkeypatch.setattr(hashing.HashRunner, "step", slow)
+    [_] = engine.generate([request("a", [1, 2], max_tokens=4)])
+    stats = engine.stats
+    assert stats.step_seconds - stats.scheduling_seconds >= 4 * 0.05
+    assert 0 < stats.scheduling_seconds < stats.step_seconds
