@@ -133,6 +133,23 @@ class Settings(BaseSettings):
         description="Memory for keys and values, kept prefixes included; None: a quarter of what is free"
         " at the start, half on a GPU.",
     )
+    prefill_chunk_tokens: int = Field(
+        512,
+        gt=0,
+        description="Most prompt tokens computed in one step: more make prefill faster, and those who decode"
+        " meanwhile wait longer for their next token.",
+    )
+    prefix_ttl_seconds: float | None = Field(
+        None,
+        gt=0,
+        description="How long keys and values of a prefix are kept after its last use, so that later requests"
+        " find it computed; None: until their memory is needed.",
+    )
+    share_prefixes: bool = Field(
+        True,
+        description="Compute a prefix that requests of one tenant have in common once; false computes every"
+        " prompt whole, with the same results.",
+    )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, ...")
     flush_seconds: float = Field(
         2, gt=0, description="Finished requests are written to a part at least this often."

@@ -28,6 +28,9 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
         preferred_batch_sizes=settings.preferred_batch_sizes,
         context_tokens=model.context_tokens,
         kv_memory_bytes=settings.kv_memory_bytes,
+        prefill_chunk_tokens=settings.prefill_chunk_tokens,
+        prefix_ttl_seconds=settings.prefix_ttl_seconds,
+        share_prefixes=settings.share_prefixes,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
     )

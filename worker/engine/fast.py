@@ -106,7 +106,7 @@ class FastEngine(Engine):
             torch.cuda.empty_cache()
 
     def _run(self, batch: Batch) -> None:
-        packed = packing.pack(batch, self._memory.layout.device)
+        packed = packing.pack(batch, self._memory.layout.device, self.config.cascade)
         with self._model_runs():
             logits = self._runner.step(packed.step)
         self._count(batch, packed.step.attention_calls)

@@ -97,8 +97,9 @@ class EngineConfig:
     running batch can become one of `preferred_batch_sizes` or `max_running`; `kv_memory_bytes` for keys and
     values (None: a share of the memory that is free when the model is loaded); `prefill_chunk_tokens` prompt
     tokens in one step; `prefix_ttl_seconds` after which a prefix that nobody uses is forgotten (None: when
-    memory is needed); `share_prefixes` off computes every prompt whole; `fast` off always takes transformers'
-    `generate`.
+    memory is needed); `share_prefixes` off computes every prompt whole; `cascade` off attends to a shared
+    prefix once for each request instead of once for all; `fast` off always takes transformers' `generate`.
+    Raises ValueError for what no engine can run with.
     """
 
     device: str = "auto"
@@ -114,7 +115,22 @@ class EngineConfig:
     prefill_chunk_tokens: int = 512
     prefix_ttl_seconds: float | None = None
     share_prefixes: bool = True
+    cascade: bool = True
     fast: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_running", "prefill_chunk_tokens", "max_batch_tokens", "kv_memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        for name in ("max_queue_delay_seconds", "prefix_ttl_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must be >= 0, not {value}")
+        if any(size < 1 for size in self.preferred_batch_sizes):
+            raise ValueError(
+                f"preferred_batch_sizes must be at least 1 each, not {self.preferred_batch_sizes}"
+            )
 
 
 @dataclass

@@ -62,12 +62,17 @@ def requests_of(draw: st.DrawFn) -> list[Request]:
 worth_a_part = st.sampled_from([0, 12, 1024])
 
 
-@given(requests_of(), st.integers(1, 9), st.integers(1, 6), worth_a_part)
+@given(requests_of(), st.integers(1, 9), st.integers(1, 6), worth_a_part, st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_any_schedule_is_exact_and_computes_each_prefix_once(
-    tiny_loaded: loader.Loaded, requests: list[Request], chunk: int, running: int, worth: int
+    tiny_loaded: loader.Loaded,
+    requests: list[Request],
+    chunk: int,
+    running: int,
+    worth: int,
+    cascade: bool,
 ) -> None:
-    engine = open_hashing(tiny_loaded, prefill_chunk_tokens=chunk, max_running=running)
+    engine = open_hashing(tiny_loaded, prefill_chunk_tokens=chunk, max_running=running, cascade=cascade)
     engine._scheduler.admission.worth_a_part = worth
     done = list(engine.generate(requests))
     check(requests, done)
@@ -248,3 +253,18 @@ def test_a_step_tells_scheduling_from_the_model(
     stats = engine.stats
     assert stats.step_seconds - stats.scheduling_seconds >= 4 * 0.05
     assert 0 < stats.scheduling_seconds < stats.step_seconds
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_running": 0},
+        {"prefill_chunk_tokens": 0},
+        {"max_batch_tokens": 0},
+        {"max_queue_delay_seconds": -1.0},
+        {"preferred_batch_sizes": (8, 0)},
+    ],
+)
+def test_a_config_that_could_never_run_anything_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        EngineConfig(**fields)
