@@ -65,8 +65,9 @@ class Scheduler:
         if not self._config.share_prefixes:
             root = f"{root}\0{row.id}"
         node = self.trie.insert(root, tokens)
+        expected = self._lengths.expected(row.request.job, row.max_tokens)
         # Long expected outputs first, for a short tail; among equals neighbours by prefix stay together.
-        order = (-self._lengths.expected(row.max_tokens).bit_length(), root, tokens)
+        order = (-expected.bit_length(), root, tokens)
         self._wait(Sequence(row, state, root, node, order, tokens, self._clock()))
 
     def sweep(self) -> None:
@@ -144,7 +145,8 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """Take an ended sequence out; what it has computed stays in the trie for others."""
-        self._lengths.learn(sequence.row.max_tokens, len(sequence.row.token_ids))
+        row = sequence.row
+        self._lengths.learn(row.request.job, row.max_tokens, len(row.token_ids))
         if self._config.share_prefixes:
             self.admission.keep(sequence)
         self.drop(sequence)

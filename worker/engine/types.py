@@ -52,6 +52,8 @@ class Request:
     sampling: Sampling
     root: str = ""
     """Prefixes are shared only among requests of one root, such as a tenant."""
+    job: str = ""
+    """Requests of one job are expected to have outputs of like lengths."""
 
 
 @dataclass(frozen=True)

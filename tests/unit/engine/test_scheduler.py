@@ -113,7 +113,7 @@ def test_adding_cancelling_and_little_memory_change_no_output(
 
 def test_outputs_longer_than_expected_preempt_and_go_on(tiny_loaded: loader.Loaded) -> None:
     engine = open_hashing(tiny_loaded, kv_memory_bytes=400 * TOKEN_BYTES, prefill_chunk_tokens=64)
-    engine._scheduler._lengths.expected = lambda max_tokens: 4  # type: ignore[method-assign]
+    engine._scheduler._lengths.expected = lambda job, max_tokens: 4  # type: ignore[method-assign]
     requests = [request(str(i), [i, 1, 2], max_tokens=90) for i in range(8)]
     check(requests, list(engine.generate(requests)))
     assert engine.stats.preemptions > 0
