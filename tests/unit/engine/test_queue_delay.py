@@ -133,3 +133,15 @@ def test_at_the_end_of_its_input_generate_holds_nobody_back(open_held: Callable[
     engine = open_held()  # whose clock stands still: a request that is held back would wait forever
     assert len(list(engine.generate(some(0, 11)))) == 11
     assert engine.expects_more
+
+
+def test_a_step_that_holds_all_back_rests_instead_of_spinning(tiny_loaded: loader.Loaded) -> None:
+    config = EngineConfig(max_queue_delay_seconds=0.2)
+    engine = FastEngine(replace(tiny_loaded, vocabulary=hashing.VOCABULARY), config, hashing.HashRunner())
+    engine.add(some(0, 1))
+    steps = 0
+    while not engine.running:
+        engine.step()
+        steps += 1
+    assert steps < 30
+    assert engine.stats.step_seconds < 0.2, "a rest is no part of a step"

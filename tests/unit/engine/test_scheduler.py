@@ -91,7 +91,15 @@ def test_adding_cancelling_and_little_memory_change_no_output(
     tiny_loaded: loader.Loaded, requests: list[Request], budget: int, seed: int, worth: int
 ) -> None:
     budget, rng = budget * TOKEN_BYTES, Random(seed)
-    engine = open_hashing(tiny_loaded, prefill_chunk_tokens=4, max_running=5, kv_memory_bytes=budget)
+    engine = open_hashing(
+        tiny_loaded,
+        prefill_chunk_tokens=4,
+        max_running=5,
+        kv_memory_bytes=budget,
+        max_batch_tokens=rng.choice([None, 30]),
+        max_queue_delay_seconds=rng.choice([0.0, 0.003]),
+        preferred_batch_sizes=rng.choice([(), (2,), (3, 1)]),
+    )
     engine._scheduler.admission.worth_a_part = worth
     todo, done, cancelled = list(requests), [], set()
     while todo or engine.has_work:
