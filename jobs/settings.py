@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, SecretStr, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from jobs import errors
@@ -109,16 +109,46 @@ class Settings(BaseSettings):
     scratch_dir: Path = Field(Path(tempfile.gettempdir()), description="Where sorts spill to disk.")
 
     max_running: int = Field(64, gt=0, description="Most requests in the running batch.")
-    max_batch_tokens: int = Field(
-        65_536,
+    max_queue_delay_seconds: float = Field(
+        0,
+        ge=0,
+        description="Longest a request waits for company before it runs: larger batches, later first tokens;"
+        " 0 starts all at once.",
+    )
+    preferred_batch_sizes: tuple[PositiveInt, ...] = Field(
+        (),
+        description="Sizes of the running batch for which nobody waits out max_queue_delay_seconds"
+        " (JSON list); max_running always is one.",
+    )
+    max_batch_tokens: int | None = Field(
+        None,
         gt=0,
-        description="Most tokens, padding and outputs included, in a batch of the padding (fallback) engine.",
+        description="Most tokens, prompts and outputs so far, with which another request joins the running"
+        " batch, shared prefixes counted once: shorter steps, fewer at a time. A larger request runs alone."
+        " None: as memory allows, and 65536, padding and expected outputs included, in the fallback engine.",
     )
     kv_memory_bytes: int | None = Field(
         None,
         gt=0,
         description="Memory for keys and values, kept prefixes included; None: a quarter of what is free"
         " at the start, half on a GPU.",
+    )
+    prefill_chunk_tokens: int = Field(
+        512,
+        gt=0,
+        description="Most prompt tokens computed in one step: more make prefill faster, and those who decode"
+        " meanwhile wait longer for their next token.",
+    )
+    prefix_ttl_seconds: float | None = Field(
+        None,
+        gt=0,
+        description="How long keys and values of a prefix are kept after its last use, so that later requests"
+        " find it computed; None: until their memory is needed.",
+    )
+    share_prefixes: bool = Field(
+        True,
+        description="Compute a prefix that requests of one tenant have in common once; false computes every"
+        " prompt whole, with the same results.",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, ...")
     flush_seconds: float = Field(

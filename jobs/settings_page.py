@@ -52,6 +52,8 @@ def _table(model: type[pydantic.BaseModel], prefix: str) -> list[str]:
 
 def _kind(annotation: Any) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _kind(arguments[0])
     if origin is typing.Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (types.UnionType, typing.Union):

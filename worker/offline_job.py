@@ -208,7 +208,10 @@ class OfflineJob:
         """Yield the rows that each step of the engine finishes."""
         inside: dict[str, PlannedRequest] = {}
         while True:
-            while running.room() > 0 and (request := next(left, None)) is not None:
+            while running.expects_more and running.room() > 0:
+                if (request := next(left, None)) is None:
+                    running.expects_more = False
+                    break
                 inside[request.id] = request
                 running.add([translate.engine_request(request)])
             if not running.has_work:

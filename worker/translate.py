@@ -12,7 +12,9 @@ def engine_request(request: PlannedRequest) -> Request:
     params = request.params | {"stop": tuple(request.params["stop"])}
     if params.get("seed") is None:
         params["seed"] = ids.seed(request.id)
-    return Request(request.id, request.prompt_ids, Sampling(**params), root=request.tenant)
+    return Request(
+        request.id, request.prompt_ids, Sampling(**params), root=request.tenant, job=request.job_id
+    )
 
 
 def rows_of(

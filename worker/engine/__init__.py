@@ -24,8 +24,13 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
         dtype=model.dtype,
         max_running=settings.max_running,
         max_batch_tokens=settings.max_batch_tokens,
+        max_queue_delay_seconds=settings.max_queue_delay_seconds,
+        preferred_batch_sizes=settings.preferred_batch_sizes,
         context_tokens=model.context_tokens,
         kv_memory_bytes=settings.kv_memory_bytes,
+        prefill_chunk_tokens=settings.prefill_chunk_tokens,
+        prefix_ttl_seconds=settings.prefix_ttl_seconds,
+        share_prefixes=settings.share_prefixes,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
     )

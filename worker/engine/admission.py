@@ -28,8 +28,9 @@ class Admission:
         sequence.own_start = self._start_of_copies(sequence)
         nodes = prefix.path(sequence.node, sequence.own_first)
         missing = [node for node in nodes if node.kv is None]
-        own = sequence.own_length + self._lengths.expected(sequence.row.max_tokens)
-        own = min(own, sequence.own_length + sequence.row.tokens_left)
+        row = sequence.row
+        expected = self._lengths.expected(row.request.job, row.max_tokens)
+        own = sequence.own_length + min(expected, row.tokens_left)
         if not self._make_room(missing, own, nodes, running):
             own = sequence.own_length + 1
             if running or not self._make_room(missing, own, nodes, running):

@@ -17,6 +17,8 @@ class Engine(ABC):
 
     `on_admit(ids)` is called before requests first run and returns those that must not: they vanish without a
     completion. Whatever it raises leaves `step` with the requests still waiting.
+    While it `expects_more`, waiting requests may be held back for company (max_queue_delay_seconds): whoever
+    adds the last one says so by setting it to False, as `generate` does.
     """
 
     def __init__(self, tokenizer: Any, context_tokens: int, vocabulary: int, config: EngineConfig) -> None:
@@ -24,6 +26,7 @@ class Engine(ABC):
         self.context_tokens = context_tokens
         self.config = config
         self.stats = Stats()
+        self.expects_more = True
         self.on_admit: Callable[[list[str]], Iterable[str]] = lambda ids: ()
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
@@ -88,11 +91,17 @@ class Engine(ABC):
     def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Run requests to their end and yield completions as they finish, in any order."""
         source = iter(requests)
-        while True:
-            self.add(islice(source, max(0, _WINDOW_REQUESTS - len(self._waiting))))
-            if not self.has_work:
-                return
-            yield from self.step()
+        try:
+            while True:
+                room = max(0, _WINDOW_REQUESTS - len(self._waiting))
+                taken = list(islice(source, room))
+                self.expects_more = len(taken) == room
+                self.add(taken)
+                if not self.has_work:
+                    return
+                yield from self.step()
+        finally:
+            self.expects_more = True
 
     def _drop(self, id: str) -> Row | None:
         row = self._waiting.pop(id, None) or self._running.pop(id, None)

@@ -23,6 +23,7 @@ from worker.engine.types import Completion, EngineConfig, Row
 log = logging.getLogger(__name__)
 _STEP_SECONDS = 0.2
 _CLOSE_SECONDS = 30.0
+_BATCH_TOKENS = 65_536
 
 
 class FallbackEngine(Engine):
@@ -31,7 +32,7 @@ class FallbackEngine(Engine):
     def __init__(self, loaded: loader.Loaded, config: EngineConfig) -> None:
         super().__init__(loaded.tokenizer, loaded.context_tokens, loaded.vocabulary, config)
         self._loaded = loaded
-        self._batch_tokens = config.max_batch_tokens
+        self._batch_tokens = config.max_batch_tokens or _BATCH_TOKENS
         self._busy = False
         self._lost: BaseException | None = None
         self._closing = threading.Event()

@@ -7,7 +7,8 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -23,18 +24,27 @@ log = logging.getLogger(__name__)
 # On a CPU the memory is everybody's: other workers, and whatever else runs on the machine.
 _KV_SHARE_OF_FREE_MEMORY = {"cpu": 0.25, "cuda": 0.5}
 _FEW = 8
+_NAP_SECONDS = 0.02
 
 
 class FastEngine(Engine):
     """One step is one forward of the model: schedule, pack, run, choose tokens."""
 
-    def __init__(self, loaded: loader.Loaded, config: EngineConfig, model: runner.Runner) -> None:
+    def __init__(
+        self,
+        loaded: loader.Loaded,
+        config: EngineConfig,
+        model: runner.Runner,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(loaded.tokenizer, loaded.context_tokens, loaded.vocabulary, config)
         self._eos_ids = loaded.eos_ids
         self._runner = model
         budget = config.kv_memory_bytes or _share_of_free_memory(model.layout.device)
         self._memory = kv.Memory(model.layout, budget, model.reads_beyond)
-        self._scheduler = Scheduler(self._memory, config, self.stats)
+        self._clock = clock
+        self._model_seconds = 0.0
+        self._scheduler = Scheduler(self._memory, config, self.stats, clock)
 
     @classmethod
     def over(cls, loaded: loader.Loaded, config: EngineConfig) -> "FastEngine":
@@ -54,8 +64,19 @@ class FastEngine(Engine):
             self._scheduler.add(row, RowState(row, self.tokenizer, self._eos_ids))
 
     def step(self) -> list[Completion]:
+        started, model = time.perf_counter(), self._model_seconds
+        idle = not self._advance()
+        seconds = time.perf_counter() - started
+        self.stats.step_seconds += seconds
+        self.stats.scheduling_seconds += seconds - (self._model_seconds - model)
+        if idle and self.expects_more and not self._ready:
+            time.sleep(min(self._scheduler.held_seconds(), _NAP_SECONDS))
+        return self._take_ready()
+
+    def _advance(self) -> bool:
+        """Admit and run what can be; False when the model has nothing to compute."""
         self._scheduler.sweep()
-        misfit = self._scheduler.admit(self._admit)
+        misfit = self._scheduler.admit(self._admit, hold_back=self.expects_more)
         if misfit is not None:
             self._fail(misfit, "it does not fit into the memory for keys and values (kv_memory_bytes)")
         self._continue_from(self._ready_prompts())
@@ -63,9 +84,9 @@ class FastEngine(Engine):
         if batch is not None:
             self._run(batch)
         if self.config.prefix_ttl_seconds is not None:
-            self._scheduler.trie.expire(time.monotonic() - self.config.prefix_ttl_seconds)
+            self._scheduler.trie.expire(self._clock() - self.config.prefix_ttl_seconds)
         self.stats.kv_bytes_in_use = self._memory.used
-        return self._take_ready()
+        return batch is not None
 
     def forget_prefixes(self) -> None:
         """Drop all KV that no request uses."""
@@ -78,15 +99,16 @@ class FastEngine(Engine):
             self._waiting.clear()
             self._running.clear()
             self._ready.clear()
-        self._scheduler = Scheduler(self._memory, self.config, self.stats)
+        self._scheduler = Scheduler(self._memory, self.config, self.stats, self._clock)
         del self._runner
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def _run(self, batch: Batch) -> None:
-        packed = packing.pack(batch, self._memory.layout.device)
-        logits = self._runner.step(packed.step)
+        packed = packing.pack(batch, self._memory.layout.device, self.config.cascade)
+        with self._model_runs():
+            logits = self._runner.step(packed.step)
         self._count(batch, packed.step.attention_calls)
         of_sequences = []
         for row, end in enumerate(packed.ends):
@@ -102,6 +124,13 @@ class FastEngine(Engine):
             self._choose([sequence for _, sequence in of_sequences], logits[rows])
         self._continue_from(self._ready_prompts())
 
+    @contextmanager
+    def _model_runs(self) -> Iterator[None]:
+        """Count the seconds that are not spent on scheduling."""
+        started = time.perf_counter()
+        yield
+        self._model_seconds += time.perf_counter() - started
+
     def _ready_prompts(self) -> list[Sequence]:
         """Return sequences whose whole prompt is a prefix of which the next logits are known."""
         return [s for s in self._scheduler.running if not s.own_tokens and s.node.logits is not None]
@@ -112,8 +141,10 @@ class FastEngine(Engine):
 
     def _choose(self, sequences: list[Sequence], logits: Tensor) -> None:
         """Give each sequence its next token; hand over those that end."""
+        with self._model_runs():  # on a GPU this is where its forward is waited for
+            token_ids = choosing.choose(sequences, logits)
         now = time.monotonic()
-        for sequence, token_id in zip(sequences, choosing.choose(sequences, logits), strict=True):
+        for sequence, token_id in zip(sequences, token_ids, strict=True):
             if sequence.row.dropped:
                 continue
             self.stats.tokens_sampled += 1
@@ -134,8 +165,9 @@ class FastEngine(Engine):
     def _count(self, batch: Batch, attention_calls: int) -> None:
         stats = self.stats
         stats.steps += 1
-        stats.steps_below_8 += len(batch.decode) < _FEW and not batch.chunks
         stats.decode_steps += bool(batch.decode)
+        if batch.decode and not self._scheduler.waiting:
+            stats.steps_below_8 += len(self._scheduler.running) < _FEW
         stats.attention_calls += attention_calls
         runs = [(chunk.target, chunk.first, len(chunk.tokens)) for chunk in batch.chunks]
         # The last token of a prompt, too, may be computed as one that decodes.

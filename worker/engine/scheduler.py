@@ -2,13 +2,14 @@
 
 import bisect
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from worker.engine import kv, lengths, prefix
+from worker.engine import kv, lengths, prefix, queue_delay
 from worker.engine.admission import Admission
 from worker.engine.rows import RowState
-from worker.engine.sequence import Sequence
+from worker.engine.sequence import Sequence, distinct_tokens
 from worker.engine.types import EngineConfig, Row, Stats
 
 log = logging.getLogger(__name__)
@@ -40,9 +41,15 @@ class Batch:
 class Scheduler:
     """Holds waiting and running sequences. Rows are dropped by the engine and swept here at each step."""
 
-    def __init__(self, memory: kv.Memory, config: EngineConfig, stats: Stats) -> None:
+    def __init__(
+        self,
+        memory: kv.Memory,
+        config: EngineConfig,
+        stats: Stats,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.memory = memory
-        self.trie = prefix.Trie()
+        self.trie = prefix.Trie(clock)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._nodes: list[prefix.Node] = []
@@ -50,6 +57,7 @@ class Scheduler:
         self.admission = Admission(memory, self.trie, self._lengths, stats)
         self._config = config
         self._stats = stats
+        self._clock = clock
 
     def add(self, row: Row, state: RowState) -> None:
         """Let a row wait, in the trie with everything else that is known."""
@@ -57,9 +65,10 @@ class Scheduler:
         if not self._config.share_prefixes:
             root = f"{root}\0{row.id}"
         node = self.trie.insert(root, tokens)
+        expected = self._lengths.expected(row.request.job, row.max_tokens)
         # Long expected outputs first, for a short tail; among equals neighbours by prefix stay together.
-        order = (-self._lengths.expected(row.max_tokens).bit_length(), root, tokens)
-        self._wait(Sequence(row, state, root, node, order, tokens))
+        order = (-expected.bit_length(), root, tokens)
+        self._wait(Sequence(row, state, root, node, order, tokens, self._clock()))
 
     def sweep(self) -> None:
         """Let go of what was cancelled or replaced."""
@@ -70,15 +79,22 @@ class Scheduler:
             self.running.remove(dropped)
             self.admission.release(dropped)
 
-    def admit(self, admit: Callable[[list[Row]], Iterable[Row]]) -> Sequence | None:
+    def held_seconds(self) -> float:
+        """Return how long waiting sequences may still be held back for company; 0: some may start now."""
+        due_in = self._due_in()
+        return 0.0 if self._startable(due_in <= 0) else due_in
+
+    def admit(self, admit: Callable[[list[Row]], Iterable[Row]], hold_back: bool = True) -> Sequence | None:
         """Start waiting sequences while there is room; return one that cannot run at all, alone in memory.
 
         `admit` gets their rows and returns those that may run. What it raises leaves all of them waiting.
+        Without `hold_back` none waits for company.
         """
         started: list[Sequence] = []
         nodes: list[prefix.Node] = []
         misfit = None
-        while self.waiting and len(self.running) < self._config.max_running:
+        startable = self._startable(due=not hold_back or self._due_in() <= 0)
+        while len(started) < startable and self._may_join(self.waiting[0]):
             missing = self.admission.try_admit(self.waiting[0], self.running)
             if missing is None:
                 misfit = None if self.running else self.waiting[0]
@@ -129,7 +145,8 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """Take an ended sequence out; what it has computed stays in the trie for others."""
-        self._lengths.learn(sequence.row.max_tokens, len(sequence.row.token_ids))
+        row = sequence.row
+        self._lengths.learn(row.request.job, row.max_tokens, len(row.token_ids))
         if self._config.share_prefixes:
             self.admission.keep(sequence)
         self.drop(sequence)
@@ -141,6 +158,21 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         self.admission.release(sequence)
+
+    def _due_in(self) -> float:
+        """Return after how many seconds a waiting sequence will have waited as long as it may."""
+        delay = self._config.max_queue_delay_seconds
+        if not delay or not self.waiting:
+            return 0.0
+        return min(sequence.arrived for sequence in self.waiting) + delay - self._clock()
+
+    def _startable(self, due: bool) -> int:
+        return queue_delay.startable(len(self.waiting), len(self.running), due, self._config)
+
+    def _may_join(self, sequence: Sequence) -> bool:
+        """Tell whether the running batch stays within max_batch_tokens with one more; one always runs."""
+        most = self._config.max_batch_tokens
+        return most is None or not self.running or distinct_tokens([*self.running, sequence]) <= most
 
     def _with_room(self, decode: list[Sequence]) -> list[Sequence]:
         """Grow slots that are full; preempt sequences when memory does not suffice, those with least

@@ -1,5 +1,6 @@
 """A request in the fast engine: its place in the trie, its own KV, and how far it is."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from worker.engine import kv, prefix
@@ -22,6 +23,7 @@ class Sequence:
     """Where its prompt (and what it had sampled when it was preempted) ends in the trie."""
     order: tuple[int, str, list[int]]
     tokens: list[int] = field(default_factory=list)
+    arrived: float = 0.0
     own_start: int = 0
     own_first: int = 0
     computed: int = 0
@@ -72,3 +74,13 @@ class Sequence:
 
     def prefix_complete(self) -> bool:
         return all(node.complete for node in self.node.upwards() if node.end <= self.own_first)
+
+
+def distinct_tokens(sequences: Iterable[Sequence]) -> int:
+    """Return how many tokens sequences have by now, those that they share counted once."""
+    nodes: set[prefix.Node] = set()
+    sampled = 0
+    for sequence in sequences:
+        nodes.update(sequence.node.upwards())
+        sampled += len(sequence.tokens) - sequence.node.end
+    return sampled + sum(len(node.tokens) for node in nodes)

@@ -52,6 +52,8 @@ class Request:
     sampling: Sampling
     root: str = ""
     """Prefixes are shared only among requests of one root, such as a tenant."""
+    job: str = ""
+    """Requests of one job are expected to have outputs of like lengths."""
 
 
 @dataclass(frozen=True)
@@ -86,34 +88,56 @@ class EngineConfig:
     """How an engine runs.
 
     `device` auto, cpu, cuda, cuda:0, ...; `dtype` a name, or auto: float32 on a CPU, on a GPU half precision
-    (the model's own if it has one); `max_running` requests and `max_batch_tokens` tokens (padding and outputs
-    included) in one batch;
-    `context_tokens` None reads it from the model; `revision` of a hub source; `trust_remote_code` runs Python
-    that comes with the model.
+    (the model's own if it has one); `max_running` requests and `max_batch_tokens` tokens in one batch, but a
+    larger request runs alone (None: as memory allows, in the fallback 65,536); `context_tokens` None reads it
+    from the model; `revision` of a hub source; `trust_remote_code` runs Python that comes with the model.
 
-    Of the fast engine: `kv_memory_bytes` for keys and values (None: a share of the memory that is free when
-    the model is loaded); `prefill_chunk_tokens` prompt tokens in one step; `prefix_ttl_seconds` after which a
-    prefix that nobody uses is forgotten (None: when memory is needed); `share_prefixes` off computes every
-    prompt whole; `fast` off always takes transformers' `generate`.
+    The fallback counts padding and expected outputs among the tokens of a batch; the fast engine counts, when
+    a request is to join, prompts and what is sampled by then, and shared prefixes once.
+
+    Of the fast engine: a request waits for company for at most `max_queue_delay_seconds`, and less when the
+    running batch can become one of `preferred_batch_sizes` or `max_running`; `kv_memory_bytes` for keys and
+    values (None: a share of the memory that is free when the model is loaded); `prefill_chunk_tokens` prompt
+    tokens in one step; `prefix_ttl_seconds` after which a prefix that nobody uses is forgotten (None: when
+    memory is needed); `share_prefixes` off computes every prompt whole; `cascade` off attends to a shared
+    prefix once for each request instead of once for all; `fast` off always takes transformers' `generate`.
+    Raises ValueError for what no engine can run with.
     """
 
     device: str = "auto"
     dtype: str = "auto"
     max_running: int = 64
-    max_batch_tokens: int = 65_536
+    max_batch_tokens: int | None = None
     context_tokens: int | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+    max_queue_delay_seconds: float = 0.0
+    preferred_batch_sizes: tuple[int, ...] = ()
     kv_memory_bytes: int | None = None
     prefill_chunk_tokens: int = 512
     prefix_ttl_seconds: float | None = None
     share_prefixes: bool = True
+    cascade: bool = True
     fast: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_running", "prefill_chunk_tokens", "max_batch_tokens", "kv_memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        for name in ("max_queue_delay_seconds", "prefix_ttl_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must be >= 0, not {value}")
+        if any(size < 1 for size in self.preferred_batch_sizes):
+            raise ValueError(
+                f"preferred_batch_sizes must be at least 1 each, not {self.preferred_batch_sizes}"
+            )
 
 
 @dataclass
 class Stats:
-    """What an engine has done since it was loaded: counters, which tests assert on."""
+    """What an engine has done since it was loaded: counters, which tests assert on, and seconds."""
 
     requests_added: int = 0
     requests_finished: int = 0
@@ -138,13 +162,16 @@ class Stats:
     """1 when the fast engine cannot run this model, so that `generate` does."""
     steps: int = 0
     steps_below_8: int = 0
-    """Steps with fewer than 8 requests running: the tail."""
+    """Steps that decode for fewer than 8 running requests while none waits: the tail."""
+    step_seconds: float = 0.0
+    scheduling_seconds: float = 0.0
+    """Of `step_seconds`, all that is not the model's forward or the choice of tokens."""
     attention_calls: int = 0
     preemptions: int = 0
     tokens_recomputed: int = 0
     kv_bytes_in_use: int = 0
 
-    def to_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, float]:
         return asdict(self)
 
 

@@ -22,6 +22,7 @@ class HashRunner:
     """
 
     def __init__(self) -> None:
+        self.reads_beyond = True
         self.layout = kv.Layout(((1, 2, 2),), torch.float64, torch.device("cpu"))
         self.largest_step = 0
 

@@ -2,6 +2,7 @@
 it sees.
 """
 
+import time
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests.unit.engine import hashing
 from tests.unit.engine.conftest import request
 from worker.engine import Completion, EngineConfig, Request, loader
 from worker.engine.fast import FastEngine
+from worker.engine.sequence import distinct_tokens as tokens_of
+from worker.engine.step import Step
 
 TOKEN_BYTES = 2 * 2 * 8
 
@@ -58,12 +62,17 @@ def requests_of(draw: st.DrawFn) -> list[Request]:
 worth_a_part = st.sampled_from([0, 12, 1024])
 
 
-@given(requests_of(), st.integers(1, 9), st.integers(1, 6), worth_a_part)
+@given(requests_of(), st.integers(1, 9), st.integers(1, 6), worth_a_part, st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_any_schedule_is_exact_and_computes_each_prefix_once(
-    tiny_loaded: loader.Loaded, requests: list[Request], chunk: int, running: int, worth: int
+    tiny_loaded: loader.Loaded,
+    requests: list[Request],
+    chunk: int,
+    running: int,
+    worth: int,
+    cascade: bool,
 ) -> None:
-    engine = open_hashing(tiny_loaded, prefill_chunk_tokens=chunk, max_running=running)
+    engine = open_hashing(tiny_loaded, prefill_chunk_tokens=chunk, max_running=running, cascade=cascade)
     engine._scheduler.admission.worth_a_part = worth
     done = list(engine.generate(requests))
     check(requests, done)
@@ -82,7 +91,15 @@ def test_adding_cancelling_and_little_memory_change_no_output(
     tiny_loaded: loader.Loaded, requests: list[Request], budget: int, seed: int, worth: int
 ) -> None:
     budget, rng = budget * TOKEN_BYTES, Random(seed)
-    engine = open_hashing(tiny_loaded, prefill_chunk_tokens=4, max_running=5, kv_memory_bytes=budget)
+    engine = open_hashing(
+        tiny_loaded,
+        prefill_chunk_tokens=4,
+        max_running=5,
+        kv_memory_bytes=budget,
+        max_batch_tokens=rng.choice([None, 30]),
+        max_queue_delay_seconds=rng.choice([0.0, 0.003]),
+        preferred_batch_sizes=rng.choice([(), (2,), (3, 1)]),
+    )
     engine._scheduler.admission.worth_a_part = worth
     todo, done, cancelled = list(requests), [], set()
     while todo or engine.has_work:
@@ -104,7 +121,7 @@ def test_adding_cancelling_and_little_memory_change_no_output(
 
 def test_outputs_longer_than_expected_preempt_and_go_on(tiny_loaded: loader.Loaded) -> None:
     engine = open_hashing(tiny_loaded, kv_memory_bytes=400 * TOKEN_BYTES, prefill_chunk_tokens=64)
-    engine._scheduler._lengths.expected = lambda max_tokens: 4  # type: ignore[method-assign]
+    engine._scheduler._lengths.expected = lambda job, max_tokens: 4  # type: ignore[method-assign]
     requests = [request(str(i), [i, 1, 2], max_tokens=90) for i in range(8)]
     check(requests, list(engine.generate(requests)))
     assert engine.stats.preemptions > 0
@@ -185,3 +202,77 @@ def test_a_step_computes_no_more_tokens_than_the_budget(tiny_loaded: loader.Load
     requests = [request(str(i), [i] * 50, max_tokens=5) for i in range(8)]
     check(requests, list(engine.generate(requests)))
     assert engine._runner.largest_step <= 16 + 8  # type: ignore[attr-defined]
+
+
+def test_requests_join_as_long_as_max_batch_tokens_allows(tiny_loaded: loader.Loaded) -> None:
+    engine = open_hashing(tiny_loaded, max_batch_tokens=100)
+    head = [1] * 60
+    requests = [request(str(i), [*head, 2, i], max_tokens=5) for i in range(20)]
+    requests += [request("long", [3] * 150, max_tokens=5)]
+    engine.add(requests)
+    done, sizes = [], []
+    while engine.has_work:
+        before = engine.running
+        done += engine.step()
+        running = engine._scheduler.running
+        if not engine.running <= before:
+            sizes.append(len(running))
+            # It may have sampled one more token each since it was asked whether they may join.
+            assert len(running) == 1 or tokens_of(running) <= 100 + len(running)
+    check(requests, done)
+    assert max(sizes) > 10, "the prefix that they share counts once"
+
+
+def test_a_request_larger_than_max_batch_tokens_runs_alone(tiny_loaded: loader.Loaded) -> None:
+    engine = open_hashing(tiny_loaded, max_batch_tokens=10)
+    requests = [request(str(i), [i] * 30, max_tokens=3) for i in range(3)]
+    engine.add(requests)
+    done, most = [], 0
+    while engine.has_work:
+        done += engine.step()
+        most = max(most, len(engine.running))
+    check(requests, done)
+    assert most == 1
+
+
+def test_the_tail_is_what_decodes_for_few_while_nobody_waits(tiny_loaded: loader.Loaded) -> None:
+    engine = open_hashing(tiny_loaded, max_running=4)
+    requests = [request(str(i), [i], max_tokens=10) for i in range(8)]
+    engine.add(requests)
+    done = [completion for _ in range(10) for completion in engine.step()]
+    assert (engine.stats.decode_steps, engine.stats.steps_below_8) == (10, 0), "others wait"
+    done += [completion for _ in range(10) for completion in engine.step()]
+    check(requests, done)
+    assert (engine.stats.decode_steps, engine.stats.steps_below_8) == (20, 10)
+
+
+def test_a_step_tells_scheduling_from_the_model(
+    tiny_loaded: loader.Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_hashing(tiny_loaded)
+    step = hashing.HashRunner.step
+
+    def slow(runner: hashing.HashRunner, planned: Step) -> Tensor:
+        time.sleep(0.05)
+        return step(runner, planned)
+
+    monkeypatch.setattr(hashing.HashRunner, "step", slow)
+    [_] = engine.generate([request("a", [1, 2], max_tokens=4)])
+    stats = engine.stats
+    assert stats.step_seconds - stats.scheduling_seconds >= 4 * 0.05
+    assert 0 < stats.scheduling_seconds < stats.step_seconds
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_running": 0},
+        {"prefill_chunk_tokens": 0},
+        {"max_batch_tokens": 0},
+        {"max_queue_delay_seconds": -1.0},
+        {"preferred_batch_sizes": (8, 0)},
+    ],
+)
+def test_a_config_that_could_never_run_anything_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        EngineConfig(**fields)

@@ -1,0 +1,48 @@
+"""Settings are read from the environment, checked there, and reach the engine."""
+
+from typing import Any
+
+import pytest
+
+from jobs import errors
+from jobs.settings import ModelSettings, Settings
+from worker import engine
+from worker.engine import EngineConfig, opening
+
+
+def test_what_an_engine_can_be_told_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: dict[str, Any] = {
+        "max_running": 7,
+        "max_queue_delay_seconds": 0.5,
+        "preferred_batch_sizes": (4, 8),
+        "max_batch_tokens": 9000,
+        "kv_memory_bytes": 1_000_000,
+        "prefill_chunk_tokens": 99,
+        "prefix_ttl_seconds": 60.0,
+        "share_prefixes": False,
+    }
+    for name, value in wanted.items():
+        text = str(list(value)) if isinstance(value, tuple) else str(value)
+        monkeypatch.setenv(f"LONGHAUL_{name.upper()}", text)
+    opened: list[EngineConfig] = []
+    monkeypatch.setattr(opening, "open_model", lambda source, config, name: opened.append(config))
+    engine.open_engine("m", ModelSettings(source="somewhere"), Settings.load())
+    assert {name: getattr(opened[0], name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MAX_QUEUE_DELAY_SECONDS", "-1"),
+        ("PREFERRED_BATCH_SIZES", "[8, 0]"),
+        ("MAX_BATCH_TOKENS", "0"),
+        ("PREFILL_CHUNK_TOKENS", "0"),
+        ("PREFIX_TTL_SECONDS", "0"),
+    ],
+)
+def test_a_value_out_of_range_names_its_variable(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"LONGHAUL_{name}", value)
+    with pytest.raises(errors.SettingsError, match=f"LONGHAUL_{name}"):
+        Settings.load()
