@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _SMALLEST = 32
 _GROWTH = 1.5
+_LEAST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Memory:
             return None, torch.zeros(size // layout.dtype.itemsize, dtype=layout.dtype, device=layout.device)
         if self._arena is None:
             # Address space costs nothing, and what is free may lie in pieces.
-            self._arena = arena.Arena(min(2 * self.budget, _physical_bytes()))
+            self._arena = arena.Arena(min(2 * self.budget + _LEAST_BYTES, _physical_bytes()))
         try:
             start, block, fresh = self._arena.take(size)
         except MemoryError as error:

@@ -85,7 +85,7 @@ def test_random_schedules_are_equal_to_generate(name: str, tiny_loaded: loader.L
 def llama(tiny_loaded: loader.Loaded) -> Callable[..., FastEngine]:
     """Open engines with the given EngineConfig fields over one tiny Llama."""
     loaded = loader.wrap(architectures.build("llama"), tiny_loaded.tokenizer)
-    runners = {"dense": guards.prepare(loaded.model)}
+    runners = {"dense": guards.prepare(loaded.model, "dense")}
     runners["reference"] = guards.prepare(architectures.build("llama"), "reference")
 
     def open_engine(backend: str = "dense", **fields: Any) -> FastEngine:

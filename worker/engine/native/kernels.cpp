@@ -18,6 +18,9 @@
 #include <vector>
 
 #include <omp.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -30,7 +33,7 @@ constexpr int BYTES = 16, ROWS = 8, NV = 3;
 #endif
 constexpr int64_t K_BLOCK = 768;             // rows of a panel that stay in the level-1 and 2 caches
 constexpr int64_t A_BYTES = 512 << 10;       // input rows that stay in the level-2 cache
-constexpr int64_t KEY_BLOCK = 64;
+constexpr int64_t KEY_BLOCK = 96;
 
 template <class T> struct Lanes;
 template <> struct Lanes<float> {
@@ -52,6 +55,9 @@ template <class T> inline V<T> all(T x) { return x - V<T>{}; }
 template <class T> inline V<T>& at(T* p) { return *reinterpret_cast<V<T>*>(p); }
 template <class T> inline V<T> at(const T* p) { return *reinterpret_cast<const V<T>*>(p); }
 template <class T> inline V<T> larger(V<T> a, V<T> b) { return a > b ? a : b; }
+#if defined(__AVX512F__)  // one instruction, which compilers do not find
+template <> inline V<float> larger<float>(V<float> a, V<float> b) { return _mm512_max_ps(a, b); }
+#endif
 
 // e^x, with x > 88 taken as 88 and 0 far below. Range reduction and polynomial of Cephes; within 2 ulp.
 inline V<float> exponential(V<float> x) {
@@ -390,20 +396,20 @@ template <class T> struct Queries {
   }
 
   void weigh(int64_t count, int64_t value_size) {
-    for (int v = 0; v < NV; v++) {
-      T* column = scores.data() + v * W<T>;
-      const V<T> before = at(highest + v * W<T>);
-      V<T> now = before;
-      for (int64_t j = 0; j < count; j++) now = larger<T>(now, at(column + j * WIDTH<T>));
-      V<T> sum{};
-      for (int64_t j = 0; j < count; j++) {
-        V<T>& x = at(column + j * WIDTH<T>);
-        x = exponential(x - now);
-        sum += x;
+    V<T> now[NV], sum[NV] = {};
+    for (int v = 0; v < NV; v++) now[v] = at(highest + v * W<T>);
+    for (T* row = scores.data(); row < scores.data() + count * WIDTH<T>; row += WIDTH<T>)
+      for (int v = 0; v < NV; v++) now[v] = larger<T>(now[v], at(row + v * W<T>));
+    for (T* row = scores.data(); row < scores.data() + count * WIDTH<T>; row += WIDTH<T>)
+      for (int v = 0; v < NV; v++) {
+        V<T>& x = at(row + v * W<T>);
+        x = exponential(x - now[v]);
+        sum[v] += x;
       }
-      const V<T> factor = exponential(before - now);
-      at(highest + v * W<T>) = now;
-      at(total + v * W<T>) = at(total + v * W<T>) * factor + sum;
+    for (int v = 0; v < NV; v++) {
+      const V<T> factor = exponential(at(highest + v * W<T>) - now[v]);
+      at(highest + v * W<T>) = now[v];
+      at(total + v * W<T>) = at(total + v * W<T>) * factor + sum[v];
       for (int64_t d = 0; d < value_size; d++) at(sums.data() + d * WIDTH<T> + v * W<T>) *= factor;
     }
   }
