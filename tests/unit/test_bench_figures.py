@@ -1,6 +1,8 @@
 """Figures about the engine: what they compute from runs, and that planning is measured on real plans."""
 
 import random
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,3 +77,24 @@ def test_a_figure_about_ours_alone_takes_no_peer(figure: str) -> None:
     result = CliRunner().invoke(engine.main, ["--figure", figure, "--peer", "hf"])
     assert result.exit_code == 2
     assert "no --peer" in result.output
+
+
+class Bytes:
+    """A tokenizer: one token a byte."""
+
+    all_special_ids = (0,)
+
+    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+        return {"input_ids": list(text.encode()[:50_000])}
+
+
+def test_sizes_prints_a_line_for_each_size_and_the_one_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_SIZES", (2, 4))
+    config = SimpleNamespace(vocab_size=4000)
+    child: Any = Linear()
+    source = engine.Source(Path("model"), config, Bytes())
+    lines = list(engine.measure_figure([child], source, "sizes", "shared", 3, 0, 1))
+    assert [line["n"] for line in lines] == [2, 3, 4]
+    assert {(line["figure"], line["engine"], line["workload"]) for line in lines} == {
+        ("sizes", "linear", "shared")
+    }
