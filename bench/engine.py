@@ -8,7 +8,7 @@ turn. Peers are installed by `make bench-peers`.
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,9 @@ from worker.engine import smollm2
 _WARM_UP_REQUESTS = 8
 _WARM_UP_TOKENS = 4
 _AGREEMENT_REQUESTS = 8
-_FIGURES = ("ttft", "batch", "steps", "agreement")
+_OURS_ALONE = ("sizes", "plan")
+_SIZES = (64, 256)
+_FIGURES = ("ttft", "batch", "steps", "agreement", "sizes", "plan")
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,15 @@ def main(
     """Measure the engine on a WORKLOAD, next to a PEER; or a FIGURE."""
     if not (workload or figure):
         raise click.UsageError("Missing option '--workload' (or '--figure').")
+    if figure in _OURS_ALONE and peer:
+        raise click.UsageError(f"--figure {figure} is about our engine alone: no --peer.")
     if figure == "agreement" and not peer:
         raise click.UsageError("--figure agreement compares with a --peer.")
     source = Source.read(model or smollm2.ensure(report=True))
     names = [OURS, peer] if peer else [OURS]
+    if figure == "plan":
+        show([plan(source, workload or "nested", n, seed, repeats)], as_json)
+        return
     try:
         with ExitStack() as stack:
             engines = [stack.enter_context(Child(name, source.model, threads)) for name in names]
@@ -90,8 +97,7 @@ def main(
             else:
                 assert workload
                 lines = compare(engines, source, workload, n, seed, repeats, threads)
-            for line in lines:
-                click.echo(json.dumps(line) if as_json else _readable(line))
+            show(lines, as_json)
     except ChildFailed as error:
         sys.exit(f"longhaul: {error}")
 
@@ -159,16 +165,36 @@ def measure_figure(
         yield {"figure": figure, "peer": engines[1].name, "requests": len(few), "equal_outputs": share}
         return
     for engine in engines:
+        label = {"figure": figure, "engine": engine.name, "seed": seed}
+        if figure == "sizes":
+            works = (workloads.build(source.tokenizer, size, seed)[name] for size in sorted({*_SIZES, n}))
+            for found in figures.sizes(engine, inputs, repeats, works):
+                yield label | {"workload": name} | _rounded(found)
+            continue
         if figure == "ttft":
             found = figures.ttft(engine, inputs, repeats)
         elif figure == "batch":
             found = figures.batch(engine, inputs, repeats)
         else:
             found = {"workload": name, "n": n} | figures.steps(engine, inputs, repeats, work)
-        rounded = {
-            key: round(value, 5) if isinstance(value, float) else value for key, value in found.items()
-        }
-        yield {"figure": figure, "engine": engine.name, "seed": seed} | rounded
+        yield label | _rounded(found)
+
+
+def plan(source: Source, name: str, n: int, seed: int, repeats: int) -> dict[str, Any]:
+    """Measure in this process what it costs to plan a workload's requests; no model is loaded."""
+    from bench import planning
+
+    work = workloads.one(workloads.text_ids(source.tokenizer), name, n, seed)
+    return {"figure": "plan", "workload": name, "seed": seed} | _rounded(planning.measure(work, repeats))
+
+
+def show(lines: Iterable[dict[str, Any]], as_json: bool) -> None:
+    for line in lines:
+        click.echo(json.dumps(line) if as_json else _readable(line))
+
+
+def _rounded(found: dict[str, Any]) -> dict[str, Any]:
+    return {key: round(value, 5) if isinstance(value, float) else value for key, value in found.items()}
 
 
 def _readable(line: dict[str, Any]) -> str:

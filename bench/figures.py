@@ -2,7 +2,7 @@
 
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,17 @@ def steps(engine: Child, inputs: Inputs, repeats: int, workload: Workload) -> di
         "scheduling_share": _share(runs, "scheduling_seconds", "step_seconds"),
         "scheduling_seconds_per_step": _share(runs, "scheduling_seconds", whole),
     }
+
+
+def sizes(engine: Child, inputs: Inputs, repeats: int, workloads: Iterable[Workload]) -> list[dict[str, Any]]:
+    """Measure seconds per output token of workloads of growing size; `ratio` is to the first of them."""
+    found: list[dict[str, Any]] = []
+    for work in workloads:
+        runs = [engine.run(inputs.fresh(work)) for _ in range(repeats)]
+        cost = statistics.median(run.seconds / run.output_tokens for run in runs)
+        ratio = cost / found[0]["seconds_per_output_token"] if found else 1.0
+        found.append({"n": len(work), "seconds_per_output_token": cost, "ratio": ratio})
+    return found
 
 
 def _share(runs: list[dict[str, float]], part: str, whole: str) -> float | None:

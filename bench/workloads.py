@@ -29,6 +29,15 @@ def build(tokenizer: Any, n: int = 64, seed: int = 0) -> dict[str, Workload]:
     return {"shared": shared, "nested": nested, "mixed": mixed}
 
 
+def one(ids: list[int], name: str, n: int, seed: int = 0) -> Workload:
+    """Return one workload cut from a text, by random numbers of its own: for sizes where three are too many.
+
+    Raises KeyError for an unknown name.
+    """
+    rng = random.Random(seed)
+    return {"shared": _shared, "mixed": _mixed, "nested": _nested}[name](cutter(ids, rng), rng, n)
+
+
 def text_ids(tokenizer: Any) -> list[int]:
     """Return the tokens of the standard library's first modules."""
     modules = sorted(Path(os.__file__).parent.glob("*.py"))[:_SOURCES]

@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
+from tests.integration.engine_reference import generate_alone, is_tie
 from worker.engine import Engine, EngineConfig, Request, Sampling, loader, smollm2
 from worker.engine.fallback import FallbackEngine
 from worker.engine.fast import FastEngine
 
-TIE = 1e-4
 NEW_TOKENS = 24
 
 
@@ -50,7 +49,7 @@ def test_greedy_is_equal_to_one_by_one_generate(
     greedy = Sampling(NEW_TOKENS, temperature=0.0)
     done = {c.id: c for c in engine.generate(Request(str(i), p, greedy) for i, p in enumerate(prompts))}
     for i, prompt in enumerate(prompts):
-        theirs = generate_alone(reference, prompt)
+        theirs = generate_alone(reference, prompt, NEW_TOKENS)
         ours = done[str(i)].token_ids
         if ours != theirs:
             assert is_tie(reference, prompt, theirs, ours), (i, ours, theirs)
@@ -80,25 +79,3 @@ def test_a_stop_string_ends_the_text_before_it(engine: Engine) -> None:
     assert stopped.text == free.text[: free.text.index(stop)]
     assert stopped.finish_reason == "stop"
     assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
-
-
-def generate_alone(loaded: loader.Loaded, prompt: list[int]) -> list[int]:
-    ids = torch.tensor([prompt])
-    output = loaded.model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=NEW_TOKENS,
-        eos_token_id=sorted(loaded.eos_ids),
-        pad_token_id=loaded.pad_id,
-    )
-    tokens: list[int] = output[0, len(prompt) :].tolist()
-    return tokens
-
-
-def is_tie(loaded: loader.Loaded, prompt: list[int], reference: list[int], ours: list[int]) -> bool:
-    """Tell whether, at the first difference, the reference's logit of our token is all but the maximum."""
-    first = next(i for i, (a, b) in enumerate(zip(reference, ours, strict=False)) if a != b)
-    with torch.no_grad():
-        logits = loaded.model(torch.tensor([prompt + reference[:first]])).logits[0, -1]
-    return bool(logits.max() - logits[ours[first]] < TIE)

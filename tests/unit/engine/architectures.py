@@ -57,6 +57,10 @@ _LINEAR: dict[str, Any] = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
+_SLIDING: dict[str, Any] = {
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _COMMON,
@@ -65,7 +69,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": _COMMON,
     "phi3": _COMMON | {"pad_token_id": 0},
     "gemma2": _COMMON | {"sliding_window": 16, "query_pre_attn_scalar": 8},
-    "gemma3_text": _COMMON | {"sliding_window": 16, "query_pre_attn_scalar": 8},
+    "gemma3_text": _COMMON | _SLIDING | {"query_pre_attn_scalar": 8},
     "gpt_oss": _COMMON
     | {"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": _ROPE},
     "deepseek_v3": _DEEPSEEK,
@@ -81,6 +85,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi": _COMMON,
     "cohere": _COMMON,
     "stablelm": _COMMON,
+    "cohere2": _COMMON | _SLIDING,
+    "olmo3": _COMMON | _SLIDING,
+    "exaone4": _COMMON | _SLIDING,
+    "qwen2_moe": _COMMON | _MOE | {"shared_expert_intermediate_size": 32},
     "gpt2": _GPT2,
     "gptj": _GPT2 | {"rotary_dim": 4},
     "gpt_neox": _COMMON,
@@ -128,6 +136,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"shared_expert_intermediate_size": 32, "layer_types": ["linear_attention", "full_attention"]},
     "lfm2": _COMMON | {"layer_types": ["conv", "full_attention"]},
 }
+# What the fast engine must leave to transformers: attention of their own, or a recurrent state.
+FALL_BACK = (
+    *("falcon", "falcon-alibi", "bloom", "mpt", "xglm"),
+    *("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "qwen3_next", "lfm2"),
+)
 # Their code has constants that float64 overflows.
 _FLOAT32 = {"xglm"}
 EVERYDAY = ("llama", "qwen3", "gpt2", "gpt_neox", "falcon", "bloom", "mamba")

@@ -1,5 +1,6 @@
 """Small engines for the unit tests of the engine."""
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,14 @@ def open_tiny(tiny_loaded: loader.Loaded) -> Iterator[Callable[..., FallbackEngi
     yield open_engine
     for engine in opened:
         engine.close()
+
+
+@pytest.fixture(scope="session")
+def open_subject(tiny_loaded: loader.Loaded) -> Callable[[str], Any]:
+    """Return the model of an architecture as the fast engine runs it, opened once."""
+    from tests.unit.engine import exactness
+
+    return functools.cache(lambda name: exactness.Subject.open(name, tiny_loaded.tokenizer))
 
 
 def request(id: str, prompt_ids: list[int], **sampling: Any) -> Request:
