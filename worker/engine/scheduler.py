@@ -121,8 +121,10 @@ class Scheduler:
         """Choose what the next step computes; None when nothing can be."""
         budget = self._config.prefill_chunk_tokens
         chunks: list[Chunk] = []
-        # A node that lost its KV before it was complete may have been started once more.
-        self._nodes = [n for n in dict.fromkeys(self._nodes) if n.kv is not None and not n.complete]
+        # A node that lost its KV before it was complete may have been started once more, and one that was split
+        # has an upper part that is to be completed first.
+        nodes = dict.fromkeys(above for node in self._nodes for above in [*node.upwards()][::-1])
+        self._nodes = [node for node in nodes if node.kv is not None and not node.complete]
         for node in self._nodes:
             parent = node.parent
             ready = parent is None or all(n.complete for n in parent.upwards())
