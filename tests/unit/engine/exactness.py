@@ -100,7 +100,7 @@ class Schedule:
         engine = subject.engine(self.memory_tokens, **self.config)
         scheduler = engine._scheduler
         if self.expected is not None:
-            scheduler._lengths.expected = lambda max_tokens: self.expected  # type: ignore
+            scheduler._lengths.expected = lambda job, max_tokens: self.expected  # type: ignore
         if self.worth_a_part is not None:
             scheduler.admission.worth_a_part = self.worth_a_part
         return engine
