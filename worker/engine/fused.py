@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from worker.engine import interface, packed
 from worker.engine.attention import Rotation, Scoring
 from worker.engine.native import library
+from worker.engine.native.decoder import NativeDecoder
 from worker.engine.native.library import Kernels
 from worker.engine.packed import PackedGate, PackedLinear
 
@@ -27,10 +28,11 @@ _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 def fuse_all(model: nn.Module, scorings: list[Scoring]) -> Iterator[packed.Replaced]:
     """Replace the layers that look like such a one; yield what was there."""
     rotary = Rotary()
+    last = max(range(len(scorings)), default=0)
     for parent in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for name, layer in list(parent.named_children()):
             if _looks_fusable(layer):
-                setattr(parent, name, FusedLayer(layer, scorings[_index(layer)], rotary))
+                setattr(parent, name, FusedLayer(layer, scorings[_index(layer)], rotary, _index(layer) == last))
                 yield parent, name, layer
 
 
@@ -56,7 +58,7 @@ class FusedLayer(nn.Module):
     is.
     """
 
-    def __init__(self, layer: Any, scoring: Scoring, rotary: Rotary) -> None:
+    def __init__(self, layer: Any, scoring: Scoring, rotary: Rotary, is_last: bool) -> None:
         super().__init__()
         attention = layer.self_attn
         self._layer_index = _index(layer)
@@ -74,9 +76,15 @@ class FusedLayer(nn.Module):
         self._head_norms, self._head_epsilon = self._join_head_norms(attention)
         self._mlp = _mlp(layer)
         self._kernels = library.kernels(weight.dtype, weight.device)
+        self._is_last = is_last
+        self._whole = self._join_all()
 
     def forward(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any) -> Tensor:
         x = hidden_states[0]  # [T, hidden]
+        decode = interface.decoding()
+        if self._whole is not None and decode is not None and x.is_contiguous():
+            decode(self._whole, x, *self._rotary.halves(self._size, *position_embeddings), self._is_last)
+            return hidden_states
         q, k, _ = self._counts
         heads = self._qkv(x, _inverse_rms(x, self._epsilon, self._kernels))
         heads = heads.view(x.shape[0], -1, self._size)  # [T, q + k + v, D]
@@ -87,6 +95,23 @@ class FusedLayer(nn.Module):
         )
         x = self._output.plus(out.reshape(x.shape[0], -1), x)
         return self._mlp(x, self._mlp_epsilon, self._kernels)[None]
+
+    def _join_all(self) -> NativeDecoder | None:
+        """Return the whole layer as one call where our kernels have all of it."""
+        gate = getattr(self._mlp, "gate", None)
+        if self._kernels is None or gate is None:
+            return None
+        q, k, v = self._counts
+        return NativeDecoder(
+            self._kernels,
+            self._layer_index,
+            (q, k, v),
+            self._scoring,
+            (self._qkv, self._output, gate, self._mlp.down),
+            (self._epsilon, self._mlp_epsilon),
+            self._head_norms,
+            self._head_epsilon,
+        )
 
     def _join_head_norms(self, attention: Any) -> tuple[Tensor | None, float]:
         """Return the weights [q + k heads, D] of norms over single heads, and their epsilon."""
@@ -103,17 +128,17 @@ class _GatedMlp(nn.Module):
 
     def __init__(self, mlp: Any, norm: Tensor) -> None:
         super().__init__()
-        self._down = _packed(mlp.down_proj)
-        self._silu = PackedGate(mlp.gate_proj, mlp.up_proj, norm) if _is_silu(mlp.act_fn) else None
-        if self._silu is None:
-            self._gate, self._up = _packed(mlp.gate_proj, norm), _packed(mlp.up_proj, norm)
+        self.down = _packed(mlp.down_proj)
+        self.gate = PackedGate(mlp.gate_proj, mlp.up_proj, norm) if _is_silu(mlp.act_fn) else None
+        if self.gate is None:
+            self._gate_alone, self._up_alone = _packed(mlp.gate_proj, norm), _packed(mlp.up_proj, norm)
         self._activation: Callable[[Tensor], Tensor] = mlp.act_fn
 
     def forward(self, x: Tensor, epsilon: float, kernels: Kernels | None) -> Tensor:
         scale = _inverse_rms(x, epsilon, kernels)
-        if self._silu is not None:
-            return self._down.plus(self._silu(x, scale), x)
-        return self._down.plus(self._activation(self._gate(x, scale)) * self._up(x, scale), x)
+        if self.gate is not None:
+            return self.down.plus(self.gate(x, scale), x)
+        return self.down.plus(self._activation(self._gate_alone(x, scale)) * self._up_alone(x, scale), x)
 
 
 class _OwnMlp(nn.Module):

@@ -4,7 +4,7 @@ What a step needs reaches the function through one module-level handler: not eve
 arguments on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -33,6 +33,10 @@ class Handler(Protocol):
         /,
     ) -> Tensor: ...
 
+    @property
+    def decode(self) -> Callable[..., None] | None:
+        """What runs whole layers at once, if it can: see native.attention.NativeAttention.decode."""
+
 
 _handler: Handler | None = None
 
@@ -59,6 +63,11 @@ def attend(
     """Call the current handler."""
     assert _handler is not None
     return _handler(layer, queries, keys, values, scoring, rotation)
+
+
+def decoding() -> Callable[..., None] | None:
+    """Return what runs whole layers now, if anything does."""
+    return None if _handler is None else _handler.decode
 
 
 def _attention(

@@ -47,6 +47,11 @@ class PackedLinear(nn.Module):
         else:
             self._weight = weight
 
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Return where the panels of the weight lie, and the bias (0: none)."""
+        return self._weight.data_ptr(), pointer(self.bias)
+
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         """Return linear(x); with `scale` [T], of x [T, inputs] times the scale of each row."""
         if self._kernels is not None:
@@ -84,24 +89,28 @@ class PackedGate(nn.Module):
         super().__init__()
         weights = [gate.weight.data * norm, up.weight.data * norm]
         self._kernels = library.kernels(weights[0].dtype, weights[0].device)
-        if self._kernels is None or weights[0].shape != weights[1].shape:
-            self._kernels = None
+        if self._kernels is None:
             self._gate, self._up = (
                 PackedLinear(weight, None if linear.bias is None else linear.bias.data)
                 for weight, linear in zip(weights, (gate, up), strict=True)
             )
             return
-        self._outputs, inputs = weights[0].shape
-        count = self._kernels.panels(self._outputs)
+        self.outputs, inputs = weights[0].shape
+        count = self._kernels.panels(self.outputs)
         self._weight = weights[0].new_empty(2 * count, inputs, self._kernels.width)
         for first, weight in enumerate(weights):
             self._kernels.pack(weight, self._weight, first, every=2)
-        self._bias = _woven(self._kernels, [gate.bias, up.bias], self._outputs)
+        self._bias = _woven(self._kernels, [gate.bias, up.bias], self.outputs)
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Return where the panels of gate and up lie, and their biases (0: none)."""
+        return self._weight.data_ptr(), pointer(self._bias)
 
     def forward(self, x: Tensor, scale: Tensor) -> Tensor:
         if self._kernels is None:
             return self._up.times(x * scale[:, None], F.silu(self._gate(x, scale)))
-        return _product(self._kernels, x, self._weight, self._bias, self._outputs, _SILU_GATE, scale)
+        return _product(self._kernels, x, self._weight, self._bias, self.outputs, _SILU_GATE, scale)
 
 
 def _product(

@@ -35,11 +35,44 @@ class ModelRunner:
         self.reads_beyond = not isinstance(self._backend, NativeAttention)
 
     def step(self, step: Step) -> Tensor:
-        def handle(layer: int, *tensors: Any) -> Tensor:
-            step.attention_calls += 1
-            return self._backend(step, layer, *tensors)
+        return _forward(self._model, _Stepping(self._backend, step), step.ids, step.positions, step.wanted)
 
-        return _forward(self._model, handle, step.ids, step.positions, step.wanted)
+
+class _Stepping:
+    """Handles the attention of one step; counts it."""
+
+    def __init__(self, backend: attention.Backend, step: Step) -> None:
+        self._backend = backend
+        self._step = step
+        self.decode = self._decode if isinstance(backend, NativeAttention) else None
+
+    def __call__(self, layer: int, *tensors: Any) -> Tensor:
+        self._step.attention_calls += 1
+        return self._backend(self._step, layer, *tensors)
+
+    def _decode(self, *tensors: Any) -> None:
+        assert isinstance(self._backend, NativeAttention)
+        self._step.attention_calls += 1
+        self._backend.decode(self._step, *tensors)
+
+
+class _Learning:
+    """Notes what each layer's keys and values look like and how it scores them."""
+
+    decode = None
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, tuple[int, int, int]] = {}
+        self.scorings: dict[int, attention.Scoring] = {}
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: attention.Scoring, _: Any = None, /
+    ) -> Tensor:
+        if layer in self.shapes:
+            raise NotImplementedError(f"layer {layer} calls attention more than once")
+        self.scorings[layer] = scoring
+        self.shapes[layer] = (k.shape[1], k.shape[2], v.shape[2])
+        return v.repeat_interleave(q.shape[1] // v.shape[1], 1)
 
 
 @torch.inference_mode()
@@ -62,28 +95,12 @@ def _backend(name: str, layout: kv.Layout) -> attention.Backend:
 
 
 def _learn_layers(model: Any) -> tuple[kv.Layout, list[attention.Scoring]]:
-    """Run two tokens and note what each layer's keys and values look like and how it scores them."""
-    shapes: dict[int, tuple[int, int, int]] = {}
-    scorings: dict[int, attention.Scoring] = {}
-
-    def note(
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scoring: attention.Scoring,
-        rotation: attention.Rotation | None = None,
-        /,
-    ) -> Tensor:
-        if layer in shapes:
-            raise NotImplementedError(f"layer {layer} calls attention more than once")
-        scorings[layer] = scoring
-        shapes[layer] = (k.shape[1], k.shape[2], v.shape[2])
-        return v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-
+    """Run two tokens to see how each layer attends."""
+    learning = _Learning()
     ids = torch.zeros(2, dtype=torch.long, device=model.device)
-    _forward(model, note, ids, torch.arange(2, device=model.device), torch.tensor([1], device=model.device))
+    _forward(model, learning, ids, torch.arange(2, device=model.device), torch.tensor([1], device=model.device))
     layers = model.config.get_text_config().num_hidden_layers
+    shapes, scorings = learning.shapes, learning.scorings
     if sorted(shapes) != list(range(layers)):
         raise NotImplementedError(f"{len(shapes)} of {layers} layers call the attention interface")
     layout = kv.Layout(tuple(shapes[layer] for layer in range(layers)), model.dtype, model.device)

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,13 +14,16 @@ from worker.engine.native import library
 from worker.engine.native.library import Kernels, pointer
 from worker.engine.step import Part, Step, Write
 
+if TYPE_CHECKING:
+    from worker.engine.native.decoder import NativeDecoder
+
 Integers = NDArray[np.int64]
 _Step = library.structure(
     "Step",
     "parts part levels level_end indices reach writes write pointers capacity layers tokens",
 )
 _LAYER_FIELDS = (
-    "layer heads groups key_size value_size q k v q_token q_head k_token k_head v_token v_head out lse"
+    "layer heads groups key_size value_size q k v q_token q_head k_token k_head v_token v_head out softmax"
     " scale softcap window sinks cos sin head_norm epsilon"
 )
 
@@ -30,21 +33,20 @@ class NativeAttention:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._layer = library.structure("Layer", _LAYER_FIELDS, kernels.real, "scale softcap epsilon")
+        self._layer = layer_structure(kernels)
         self._current: tuple[Step, _Tables] | None = None
+        self._scratch = torch.empty(0, dtype=kernels.dtype)
 
     def __call__(
         self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring,
         rotation: Rotation | None = None,
     ) -> Tensor:  # fmt: skip
         """See attention.Backend."""
-        if self._current is None or self._current[0] is not step:
-            self._current = step, _Tables(step)
-        tables = self._current[1]
+        tables = self._tables(step)
         q, k, v = _rows(q), _rows(k), _rows(v)
         tokens, heads, key_size = q.shape
         out = q.new_empty(tokens, heads, v.shape[2])
-        lse = q.new_empty(tokens, heads)
+        softmax = q.new_empty(tokens, heads, 2)
         sinks = None if scoring.sinks is None else scoring.sinks.to(q.dtype).contiguous()
         task = self._layer(
             layer,
@@ -59,7 +61,7 @@ class NativeAttention:
             *k.stride()[:2],
             *v.stride()[:2],
             out.data_ptr(),
-            lse.data_ptr(),
+            softmax.data_ptr(),
             scoring.scale,
             scoring.softcap or 0.0,
             scoring.window or 0,
@@ -68,6 +70,27 @@ class NativeAttention:
         )
         self._kernels.attention(ctypes.byref(tables.step), ctypes.byref(task), torch.get_num_threads())
         return out
+
+    def decode(self, step: Step, decoder: "NativeDecoder", x: Tensor, cos: Tensor, sin: Tensor, last: bool) -> None:
+        """Run a whole layer on x [T, hidden] in place; the last one only for tokens whose logits are wanted."""
+        tables = self._tables(step)
+        few = last and step.wanted.numel() < x.shape[0]
+        task = decoder.task(x, cos, sin, step.wanted if few else None)
+        needed = self._kernels.scratch(task, ctypes.c_int64(x.shape[0]))
+        if self._scratch.numel() < needed:
+            self._scratch = self._scratch.new_empty(needed)
+        decoder.point_to(self._scratch.data_ptr())
+        self._kernels.decoder(ctypes.byref(tables.step), task, torch.get_num_threads())
+
+    def _tables(self, step: Step) -> "_Tables":
+        if self._current is None or self._current[0] is not step:
+            self._current = step, _Tables(step)
+        return self._current[1]
+
+
+def layer_structure(kernels: Kernels) -> type[ctypes.Structure]:
+    """Return the C struct of what a layer's attention takes."""
+    return library.structure("Layer", _LAYER_FIELDS, kernels.real, "scale softcap epsilon")
 
 
 class _Tables:

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include <omp.h>
@@ -105,6 +106,26 @@ template <class T, int N = W<T> / 2, class F> inline T reduced(V<T> x, F f) {
 }
 template <class T> inline T sum_of(V<T> x) { return reduced<T>(x, [](V<T> a, V<T> b) { return a + b; }); }
 template <class T> inline T largest_of(V<T> x) { return reduced<T>(x, [](V<T> a, V<T> b) { return larger<T>(a, b); }); }
+
+// Transposes W vectors of W lanes: swaps the off-diagonal quarters, then within quarters (Eklundh 1972).
+template <class T, int N = W<T> / 2> inline void transpose(V<T> (&rows)[W<T>]) {
+  if constexpr (N > 0) {
+    using Order = std::array<typename Lanes<T>::Int, W<T>>;
+    constexpr auto orders = [] {
+      std::array<Order, 2> both{};
+      for (int i = 0; i < W<T>; i++) both[0][i] = i & N ? W<T> + i - N : i, both[1][i] = i & N ? W<T> + i : i + N;
+      return both;
+    }();
+    I<T> upper, lower;
+    std::memcpy(&upper, orders[0].data(), sizeof upper), std::memcpy(&lower, orders[1].data(), sizeof lower);
+    for (int i = 0; i < W<T>; i++)
+      if (!(i & N)) {
+        const V<T> a = rows[i], b = rows[i + N];
+        rows[i] = __builtin_shuffle(a, b, upper), rows[i + N] = __builtin_shuffle(a, b, lower);
+      }
+    transpose<T, N / 2>(rows);
+  }
+}
 
 // out[r][c] (+)= sum over k < depth of a[r * row + k * step] * b[k][c], for R rows and WIDTH columns; `out` rows are
 // WIDTH apart. Meanwhile PREFETCH lines a turn are fetched from `ahead` on, `pace` bytes a turn. Not inlined: among
@@ -258,7 +279,7 @@ template <class T> struct Layer {
   T *q, *k, *v;             // [tokens, heads or groups, size]
   int64_t q_token, q_head, k_token, k_head, v_token, v_head;
   T* out;                   // [tokens, heads, value_size]
-  T* lse;                   // [tokens, heads]
+  T* softmax;               // [tokens, heads, 2]: highest score and sum of e^(score - highest) so far
   T scale, softcap;         // softcap 0: none
   int64_t window;           // 0: none
   const T* sinks;           // [heads] or null
@@ -307,32 +328,21 @@ template <class T> void write_token(const Step& s, const Layer<T>& l, const int6
   }
 }
 
-// Writes attention from weighted sums of values, `apart` apart, the highest score and the total weight. The first
-// time, at level 0, it is all there is (with the sink); later ones merge it with what is there.
-template <class T>
-void put(const Layer<T>& l, int64_t token, int64_t head, const T* sums, int64_t apart, T high, T total, bool first) {
-  T* out = l.out + (token * l.heads + head) * l.value_size;
-  T& lse = l.lse[token * l.heads + head];
-  T factor = 1;
-  if (first && l.sinks) {
-    const T sink = l.sinks[head], most = std::max(high, sink);
-    factor = std::exp(high - most);
-    total = total * factor + std::exp(sink - most), high = most;
-  }
-  if (!(total > 0)) {
-    if (first) std::fill(out, out + l.value_size, T(0)), lse = -std::numeric_limits<T>::infinity();
-    return;
-  }
-  factor /= total;
-  const T ours = high + std::log(total);
-  if (first) {
-    for (int64_t d = 0; d < l.value_size; d++) out[d] = sums[d * apart] * factor;
-    lse = ours;
-  } else {
-    const T weight = T(1) / (T(1) + std::exp(lse - ours));
-    for (int64_t d = 0; d < l.value_size; d++) out[d] += weight * (sums[d * apart] * factor - out[d]);
-    lse = std::max(lse, ours) + std::log1p(std::exp(-std::abs(lse - ours)));
-  }
+// Joins two softmaxes, one of them known by its highest score and its sum of e^(score - highest), the other (whose
+// values have been weighted so far) as well. Leaves the joint one in `high` and `total`; `keep` and `take` are the
+// factors of what the first had attended to and of the weighted values of the second.
+template <class X, class Exp, class Max>
+inline void join(X other_high, X other_total, X& high, X& total, X& keep, X& take, Exp exp, Max max) {
+  const X most = max(high, other_high), ours = exp(high - most);
+  const X theirs = exp(other_high - most) * other_total;
+  total = total * ours + theirs, high = most;
+  const X inverse = total > 0 ? 1 / total : X{};
+  keep = theirs * inverse, take = ours * inverse;
+}
+
+// What the processor does not foresee: it stops at the end of a page.
+template <class T> inline void fetch(const T* from, int64_t size) {
+  for (int64_t i = 0; i < size; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(from + i, 0, 3);
 }
 
 // Up to WIDTH (token, head) pairs along the lanes, against one run of keys.
@@ -346,16 +356,24 @@ template <class T> struct Queries {
       : query(l.key_size * WIDTH<T>), scores(KEY_BLOCK * WIDTH<T>), sums(l.value_size * WIDTH<T>) {}
 
   void load(const Layer<T>& l) {
-    std::fill(query.begin(), query.end(), T(0));
     std::fill(sums.begin(), sums.end(), T(0));
     for (int64_t i = 0; i < WIDTH<T>; i++) {
-      highest[i] = std::numeric_limits<T>::lowest();
-      total[i] = 0;
-      if (i >= used) { from[i] = until[i] = 0; continue; }
-      const T* q = l.q + token[i] * l.q_token + head[i] * l.q_head;
-      for (int64_t d = 0; d < l.key_size; d++) query[d * WIDTH<T> + i] = q[d] * l.scale;
+      highest[i] = std::numeric_limits<T>::lowest(), total[i] = 0;
+      if (i >= used) from[i] = until[i] = 0;
     }
+    int64_t d = 0;
+    for (; d + W<T> <= l.key_size; d += W<T>)
+      for (int v = 0; v < NV; v++) {
+        V<T> block[W<T>];
+        for (int i = 0; i < W<T>; i++) block[i] = v * W<T> + i < used ? at(q(l, v * W<T> + i) + d) * l.scale : V<T>{};
+        transpose<T>(block);
+        for (int i = 0; i < W<T>; i++) at(query.data() + (d + i) * WIDTH<T> + v * W<T>) = block[i];
+      }
+    for (; d < l.key_size; d++)
+      for (int64_t i = 0; i < WIDTH<T>; i++) query[d * WIDTH<T> + i] = i < used ? q(l, i)[d] * l.scale : T(0);
   }
+
+  const T* q(const Layer<T>& l, int64_t i) const { return l.q + token[i] * l.q_token + head[i] * l.q_head; }
 
   void attend(const Layer<T>& l, Run<T> run, int64_t length) {
     int64_t begin = length, end = 0, all_from = 0, all_until = length;
@@ -365,7 +383,7 @@ template <class T> struct Queries {
     }
     for (int64_t key = begin; key < end; key += KEY_BLOCK) {
       const int64_t keys = std::min(KEY_BLOCK, end - key);
-      score(l, run.keys + key * l.key_size, keys);
+      score(l, run.keys + key * l.key_size, run.values + key * l.value_size, keys);
       if (l.softcap != 0) cap(l.softcap, keys);
       if (key < all_from || key + keys > all_until) mask(key, keys);
       weigh(keys, l.value_size);
@@ -373,12 +391,15 @@ template <class T> struct Queries {
     }
   }
 
-  void score(const Layer<T>& l, const T* keys, int64_t count) {
-    for (int64_t j = 0; j < count; j += ROWS)
+  void score(const Layer<T>& l, const T* keys, const T* values, int64_t count) {
+    for (int64_t j = 0; j < count; j += ROWS) {
+      fetch(keys + (j + ROWS) * l.key_size, ROWS * l.key_size);
+      fetch(values + j * l.value_size, ROWS * l.value_size);
       with_rows(std::min<int64_t>(ROWS, count - j), [&](auto rows) {
         constexpr int R = decltype(rows)::value;
         tile<T, R>(keys + j * l.key_size, l.key_size, 1, query.data(), l.key_size, scores.data() + j * WIDTH<T>, false);
       });
+    }
   }
 
   void cap(T softcap, int64_t count) {
@@ -422,10 +443,40 @@ template <class T> struct Queries {
       });
   }
 
+  // Writes the attention: at level 0 it is all there is, with the sink; later it is joined with what is there.
   void store(const Layer<T>& l, bool first) {
-    for (int64_t i = 0; i < used; i++)
-      put(l, token[i], head[i], sums.data() + i, WIDTH<T>, highest[i], total[i], first);
+    T high[WIDTH<T>], sum[WIDTH<T>], keep[WIDTH<T>], take[WIDTH<T>];
+    for (int64_t i = 0; i < WIDTH<T>; i++) {
+      const T* known = l.softmax + (token[i] * l.heads + head[i]) * 2;
+      high[i] = i >= used ? T(0) : !first ? known[0] : l.sinks ? l.sinks[head[i]] : std::numeric_limits<T>::lowest();
+      sum[i] = i >= used ? T(0) : !first ? known[1] : l.sinks ? T(1) : T(0);
+    }
+    for (int64_t i = 0; i < WIDTH<T>; i += W<T>)
+      join(V<T>(at(high + i)), V<T>(at(sum + i)), at(highest + i), at(total + i), at(keep + i), at(take + i),
+           [](V<T> x) { return exponential(x); }, [](V<T> a, V<T> b) { return larger<T>(a, b); });
+    for (int64_t i = 0; i < used; i++) {
+      T* known = l.softmax + (token[i] * l.heads + head[i]) * 2;
+      known[0] = highest[i], known[1] = total[i];
+    }
+    int64_t d = 0;
+    for (; d + W<T> <= l.value_size; d += W<T>)
+      for (int v = 0; v < NV && v * W<T> < used; v++) {
+        V<T> block[W<T>];
+        for (int i = 0; i < W<T>; i++) block[i] = at(sums.data() + (d + i) * WIDTH<T> + v * W<T>) * at(take + v * W<T>);
+        transpose<T>(block);
+        for (int64_t i = 0; i < std::min<int64_t>(W<T>, used - v * W<T>); i++) {
+          V<T>& x = at(out(l, v * W<T> + i) + d);
+          x = first ? block[i] : x * keep[v * W<T> + i] + block[i];
+        }
+      }
+    for (; d < l.value_size; d++)
+      for (int64_t i = 0; i < used; i++) {
+        T& x = out(l, i)[d];
+        x = (first ? T(0) : x * keep[i]) + sums[d * WIDTH<T> + i] * take[i];
+      }
   }
+
+  T* out(const Layer<T>& l, int64_t i) const { return l.out + (token[i] * l.heads + head[i]) * l.value_size; }
 };
 
 // One query of H heads against keys of its own: these are read once, along the lanes.
@@ -447,15 +498,25 @@ template <class T> struct Alone {
       for (int h = 0; h < COUNT; h++) weigh(l, h, keys);
       add<COUNT>(run.values + key * l.value_size, l.value_size, keys);
     }
-    for (int h = 0; h < COUNT; h++)
-      put(l, token, head + h, sums.data() + h * l.value_size, 1, high[h], total[h], true);
+    for (int h = 0; h < COUNT; h++) store(l, h, token, head + h);
+  }
+
+  // Its own keys are level 0: nothing is there before, but a sink.
+  void store(const Layer<T>& l, int h, int64_t token, int64_t head) {
+    T keep, take;
+    join(l.sinks ? l.sinks[head] : std::numeric_limits<T>::lowest(), l.sinks ? T(1) : T(0), high[h], total[h], keep, take,
+         [](T x) { return std::exp(x); }, [](T a, T b) { return std::max(a, b); });
+    T* known = l.softmax + (token * l.heads + head) * 2;
+    known[0] = high[h], known[1] = total[h];
+    T* out = l.out + (token * l.heads + head) * l.value_size;
+    for (int64_t d = 0; d < l.value_size; d++) out[d] = sums[h * l.value_size + d] * take;
   }
 
   template <int COUNT>
   __attribute__((noinline)) void score(const Layer<T>& l, const T* q, const T* keys, const T* values, int64_t count) {
     const int64_t size = l.key_size, q_head = l.q_head;
     for (int64_t j = 0; j < count; j++, keys += size) {
-      fetch(keys + AHEAD * size, size);  // what the processor does not foresee: it stops at pages
+      fetch(keys + AHEAD * size, size);
       fetch(values + j * l.value_size, l.value_size);
       V<T> products[COUNT] = {};
       int64_t d = 0;
@@ -492,10 +553,6 @@ template <class T> struct Alone {
     if (factor != 1)
       for (int64_t d = 0; d < l.value_size; d++) sums[h * l.value_size + d] *= factor;
     high[h] = now;
-  }
-
-  static void fetch(const T* from, int64_t size) {
-    for (int64_t i = 0; i < size; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(from + i, 0, 3);
   }
 
   template <int COUNT> __attribute__((noinline)) void add(const T* values, int64_t size, int64_t count) {
@@ -608,12 +665,71 @@ template <class T> void inverse_rms(const T* x, int64_t row, int64_t rows, int64
   }
 }
 
+// ---- a whole layer: norm, attention, norm and gated MLP, each added to the residual stream ----
+
+template <class T> struct Decoder {
+  int64_t hidden, inner;
+  const T *qkv, *qkv_bias, *output, *output_bias, *gate_up, *gate_up_bias, *down, *down_bias;
+  T epsilon, mlp_epsilon;
+  T* x;                   // [tokens, hidden]: changed in place
+  T* scratch;             // as many as scratch_of says
+  const int64_t* wanted;  // the tokens whose output is needed, or null: all
+  int64_t wanted_count;
+  Layer<T> attention;     // q, k, v, out and softmax are laid out here
+};
+
+template <class T> int64_t scratch_of(const Decoder<T>& d, int64_t tokens) {
+  const Layer<T>& l = d.attention;
+  const int64_t a_token = 1 + (l.heads + l.groups) * l.key_size + l.groups * l.value_size + l.heads * (l.value_size + 2) + d.inner;
+  return tokens * (a_token + d.hidden + l.heads * l.value_size);
+}
+
+// Copies rows `which` of a matrix to the front of another one, or back.
+template <class T> void gather(const T* from, const int64_t* which, int64_t count, int64_t size, T* to) {
+  for (int64_t i = 0; i < count; i++) std::memcpy(to + i * size, from + which[i] * size, size * sizeof(T));
+}
+template <class T> void scatter(const T* from, const int64_t* which, int64_t count, int64_t size, T* to) {
+  for (int64_t i = 0; i < count; i++) std::memcpy(to + which[i] * size, from + i * size, size * sizeof(T));
+}
+
+template <class T> void decoder(const Step& s, Decoder<T> d, int threads) {
+  Layer<T>& l = d.attention;
+  const int64_t tokens = s.tokens, attended = l.heads * l.value_size;
+  T* free = d.scratch;
+  const auto take = [&free](int64_t size) { return std::exchange(free, free + size); };
+  T* scale = take(tokens);
+  const int64_t projected = (l.heads + l.groups) * l.key_size + l.groups * l.value_size;
+  l.q = take(tokens * projected), l.k = l.q + l.heads * l.key_size, l.v = l.k + l.groups * l.key_size;
+  l.q_token = l.k_token = l.v_token = projected, l.q_head = l.k_head = l.key_size, l.v_head = l.value_size;
+  l.out = take(tokens * attended), l.softmax = take(tokens * l.heads * 2);
+
+  inverse_rms(d.x, d.hidden, tokens, d.hidden, d.epsilon, scale, threads);
+  product(Product<T>{d.x, d.hidden, tokens, d.hidden, projected, d.qkv, d.qkv_bias, scale, nullptr, l.q, projected, PLAIN}, threads);
+  attention(s, l, threads);
+
+  T *x = d.x, *out = l.out;
+  int64_t rows = tokens;
+  if (d.wanted) {
+    rows = d.wanted_count;
+    x = take(rows * d.hidden), out = take(rows * attended);
+    gather(d.x, d.wanted, rows, d.hidden, x), gather(l.out, d.wanted, rows, attended, out);
+  }
+  product(Product<T>{out, attended, rows, attended, d.hidden, d.output, d.output_bias, nullptr, x, x, d.hidden, ADD}, threads);
+  inverse_rms(x, d.hidden, rows, d.hidden, d.mlp_epsilon, scale, threads);
+  T* inner = take(rows * d.inner);
+  product(Product<T>{x, d.hidden, rows, d.hidden, d.inner, d.gate_up, d.gate_up_bias, scale, nullptr, inner, d.inner, SILU_GATE}, threads);
+  product(Product<T>{inner, d.inner, rows, d.inner, d.hidden, d.down, d.down_bias, nullptr, x, x, d.hidden, ADD}, threads);
+  if (d.wanted) scatter(x, d.wanted, rows, d.hidden, d.x);
+}
+
 }  // namespace
 
 #define FOR_TYPE(T, name)                                                                                     \
   int64_t width_##name() { return WIDTH<T>; }                                                                 \
   void product_##name(const Product<T>* p, int threads) { product(*p, threads); }                            \
   void attention_##name(const Step* s, const Layer<T>* l, int threads) { attention(*s, *l, threads); }       \
+  int64_t scratch_##name(const Decoder<T>* d, int64_t tokens) { return scratch_of(*d, tokens); }             \
+  void decoder_##name(const Step* s, const Decoder<T>* d, int threads) { decoder(*s, *d, threads); }         \
   void pack_##name(const T* weight, int64_t row, int64_t outputs, int64_t inputs, T* panels, int64_t apart) { \
     pack(weight, row, outputs, inputs, panels, apart);                                                        \
   }                                                                                                           \

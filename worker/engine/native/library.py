@@ -43,6 +43,9 @@ class Kernels:
         self.width = int(library[f"width_{suffix}"]())
         self.product = library[f"product_{suffix}"]
         self.attention = library[f"attention_{suffix}"]
+        self.decoder = library[f"decoder_{suffix}"]
+        self.scratch = library[f"scratch_{suffix}"]
+        self.scratch.restype = ctypes.c_int64
         self._pack = library[f"pack_{suffix}"]
         self._pack.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p, ctypes.c_int64]
         self._inverse_rms = library[f"inverse_rms_{suffix}"]
@@ -172,7 +175,9 @@ def pointer(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def structure(name: str, fields: str, real: Any = None, reals: str = "") -> type[ctypes.Structure]:
-    """Return a C struct of int64 fields, those in `reals` of the type `real`."""
+def structure(
+    name: str, fields: str, real: Any = None, reals: str = "", **last: type[ctypes.Structure]
+) -> type[ctypes.Structure]:
+    """Return a C struct of int64 fields, those in `reals` of the type `real`, and at its end of other structs."""
     kinds = [(field, real if field in reals.split() else ctypes.c_int64) for field in fields.split()]
-    return type(name, (ctypes.Structure,), {"_fields_": kinds})
+    return type(name, (ctypes.Structure,), {"_fields_": [*kinds, *last.items()]})
