@@ -63,21 +63,31 @@ template <> inline V<float> larger<float>(V<float> a, V<float> b) { return _mm51
 // e^x, with x > 88 taken as 88 and 0 far below. Range reduction and polynomial of Cephes; within 2 ulp.
 inline V<float> exponential(V<float> x) {
   const V<float> low = all<float>(-87.3f), high = all<float>(88.f);
+#if defined(__AVX512F__)
+  x = V<float>(_mm512_min_ps(high, x));
+  const V<float> n = V<float>(_mm512_roundscale_ps(x * 1.44269504f, _MM_FROUND_TO_NEAREST_INT));
+#else
   const auto vanishes = x < low;
   x = vanishes ? low : x > high ? high : x;
   const V<float> shift = all<float>(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
   const V<float> n = (x * 1.44269504f + shift) - shift;
+#endif
   const V<float> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   V<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.f;
+  p = p * r + 1.f;
+  p = p * r + 1.f;
+#if defined(__AVX512F__)
+  return V<float>(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), p, n));
+#else
   const I<float> bits = (__builtin_convertvector(n, I<float>) + 127) << 23;
   V<float> power;
   std::memcpy(&power, &bits, sizeof power);
   return vanishes ? all<float>(0.f) : p * power;
+#endif
 }
 inline V<double> exponential(V<double> x) {
   for (int i = 0; i < W<double>; i++) x[i] = std::exp(x[i]);
