@@ -68,8 +68,8 @@ class Admission:
         return True
 
     def keep(self, sequence: Sequence) -> None:
-        """Leave a finished sequence's own KV to the trie, sampled tokens included: where it lies; or, where the
-        slot holds much else, as a copy, if memory is free or idle.
+        """Leave a finished sequence's own KV to the trie, sampled tokens included: where it lies; or, where
+        the slot holds much else, as a copy, if memory is free or idle.
         """
         assert sequence.slot is not None
         if sequence.computed <= sequence.own_first:

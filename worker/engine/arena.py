@@ -20,13 +20,11 @@ class Arena:
     def take(self, size: int) -> tuple[int, bool]:
         """Return where a block starts, and whether no block was there before. Raises MemoryError."""
         size = rounded(size)
-        for i, free in enumerate(self._sizes):
-            if free >= size:
-                break
-        else:
+        i = next((i for i, free in enumerate(self._sizes) if free >= size), None)
+        if i is None:
             raise MemoryError(f"no {size} bytes in one piece")
         start = self._starts[i]
-        if free == size:
+        if self._sizes[i] == size:
             del self._starts[i], self._sizes[i]
         else:
             self._starts[i] += size

@@ -5,6 +5,7 @@ for shared prefixes: Hydragen, Juravsky et al. 2024, and the cascade attention o
 """
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -99,7 +100,7 @@ def dense(
     out = queries.new_empty(tokens, groups, heads // groups, size)
     merges = bool(step.shared) or scoring.sinks is not None
     lse = queries.new_empty(tokens, groups, heads // groups, dtype=_wide(queries.dtype)) if merges else None
-    for part in (piece for part in step.own for piece in part.pieces()):
+    for part in chain.from_iterable(whole.pieces() for whole in step.own):
         result, result_lse = _attend(part, layer, queries, by_group, scoring)
         out[part.tokens] = result
         if lse is not None:

@@ -18,10 +18,10 @@ Tokens = slice | Tensor
 class Part:
     """Queries and one run of keys that they see; a query of several parts sees all their keys.
 
-    The keys are the first `length` tokens from `first` on of a source; key j lies at position `start` + j, and
-    a query sees it when it lies no later than itself. All queries share one source, except in a batched part:
-    there query i has source i to itself, and in it the first `lengths[i]` tokens (`start` [n]; `length` is
-    the largest). `all_seen`: no query lies before any of the keys. `triangular`: query i is at key i.
+    The keys are `length` tokens of a source, from `first` on; key j lies at position `start` + j, and a query
+    sees it when it lies no later than itself. All queries share one source, except in a batched part: there
+    query i has source i to itself, and in it the first `lengths[i]` tokens (`start` [n]; `length` is the
+    largest). `all_seen`: no query lies before any of the keys. `triangular`: query i is at key i.
     `last`: no part after it has queries of it.
     """
 

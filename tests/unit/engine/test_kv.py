@@ -1,4 +1,4 @@
-"""KV memory: blocks are used again, a storage lives as long as its references, what can stay is not copied."""
+"""Blocks are used again, storages live as long as their references, what can stay is not copied."""
 
 import random
 from dataclasses import replace

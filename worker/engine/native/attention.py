@@ -96,9 +96,7 @@ class _Tables:
         ]
         self._arrays = [np.ascontiguousarray(array) for array in arrays]
         at = [array.ctypes.data for array in self._arrays]
-        self.step = _Step(
-            len(order), at[0], len(ends), *at[1:5], len(arrays[5]), *at[5:], step.ids.numel()
-        )
+        self.step = _Step(len(order), at[0], len(ends), *at[1:5], len(arrays[5]), *at[5:], step.ids.numel())
 
 
 def _write(write: Write) -> Integers:
