@@ -6,6 +6,8 @@ from worker.engine.types import Stats
 
 # Attending to a prefix node costs a fixed time per layer, as much as reading so many tokens in slots.
 _WORTH_A_PART = 1024
+# A storage stays with the nodes that take it over, if so much of it is theirs.
+_LEAST_KEPT = 2 / 3
 
 
 class Admission:
@@ -33,10 +35,12 @@ class Admission:
         own = sequence.own_length + min(expected, row.tokens_left)
         if not self._make_room(missing, own, nodes, running):
             own = sequence.own_length + 1
-            if running or not self._make_room(missing, own, nodes, running):
+            if running:
                 return None
+            if not self._make_room(missing, own, nodes, running):
+                return self.try_admit(sequence, running) if self._forget_loose(nodes) else None
         for node in missing:
-            node.kv = self._memory.buffer(len(node.tokens))
+            node.kv = self._memory.run(len(node.tokens))
             self._copy_from_running(node, running)
         if (
             sequence.cached_tokens is None
@@ -64,29 +68,45 @@ class Admission:
         return True
 
     def keep(self, sequence: Sequence) -> None:
-        """Put a finished sequence's own KV into the trie, sampled tokens included, if memory is free
-        or idle.
+        """Leave a finished sequence's own KV to the trie, sampled tokens included: where it lies; or, where
+        the slot holds much else, as a copy, if memory is free or idle.
         """
         assert sequence.slot is not None
         if sequence.computed <= sequence.own_first:
             return
         end = self._trie.insert(sequence.root, sequence.tokens[: sequence.computed])
+        nodes = [node for node in prefix.path(end, sequence.computed) if node.kv is None]
+        nodes = [node for node in nodes if node.end > sequence.own_first]
+        tokens = sum(len(node.tokens) for node in nodes)
         self._trie.pin(end)
-        for node in list(end.upwards())[::-1]:
-            if node.kv is not None or node.end <= sequence.own_first:
-                continue
-            if not self._evict_for(len(node.tokens)):
-                break
-            node.kv = self._memory.buffer(len(node.tokens))
-            self._copy_from(sequence, node, node.end)
+        if tokens >= _LEAST_KEPT * sequence.slot.capacity:
+            for node in nodes:
+                node.kv = sequence.slot.run(node.start - sequence.own_start, len(node.tokens))
+                node.computed = len(node.tokens)
+        else:
+            self._keep_copies(sequence, nodes)
         self._trie.unpin(end)
 
     def release(self, sequence: Sequence) -> None:
         """Take the slot and the place in the trie back from a sequence."""
         if sequence.slot is not None:
-            sequence.slot.free()
+            sequence.slot.release()
             sequence.slot = None
         self._trie.unpin(sequence.node)
+
+    def _keep_copies(self, sequence: Sequence, nodes: list[prefix.Node]) -> None:
+        for node in nodes:
+            if not self._evict_for(len(node.tokens)):
+                break
+            node.kv = self._memory.run(len(node.tokens))
+            self._copy_from(sequence, node, node.end)
+
+    def _forget_loose(self, nodes: list[prefix.Node]) -> bool:
+        """Give back needed KV in storages that hold more than it; False where there is none such."""
+        loose = [node for node in nodes if node.kv is not None and node.kv.loose]
+        for node in loose:
+            self._trie.forget(node)
+        return bool(loose)
 
     def _own_first(self, sequence: Sequence) -> int:
         """Return where the tokens begin that no other known request has, or that must be computed again.
@@ -123,7 +143,7 @@ class Admission:
     ) -> bool:
         """Evict until nodes and a slot fit: first what nobody uses, then what only waiting requests will."""
         nodes = sum(len(node.tokens) for node in missing)
-        slot = self._memory.slot_cost(own) if own else 0
+        slot = kv.capacity_of(own) if own else 0
         while not self._evict_for(nodes + slot):
             if len(running) > 1:  # they will end, and what waiting requests need is there still
                 return False
@@ -151,6 +171,6 @@ class Admission:
         assert sequence.slot is not None
         assert node.kv is not None
         tokens = min(sequence.computed, until) - node.start
-        pool, first = sequence.slot.pool, node.start - sequence.own_start
-        node.kv.copy(pool.keys, pool.values, sequence.slot.index, first, tokens)
+        first = node.start - sequence.own_start
+        node.kv.storage.copy(node.kv.first, sequence.slot.storage, first, tokens)
         node.computed = tokens

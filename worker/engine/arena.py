@@ -1,6 +1,7 @@
-"""Memory for keys and values on a CPU: one range of address space, used again as soon as it is free."""
+"""Blocks of one range of memory for keys and values, used again as soon as they are free."""
 
 import bisect
+import contextlib
 import mmap
 
 import torch
@@ -10,48 +11,31 @@ _ALIGNMENT = 64
 
 
 class Arena:
-    """Hands out blocks of at most `size` bytes in all.
-
-    Touching fresh memory costs more than the keys and values written to it: the system clears each page. So
-    pages are huge where the system has such, and freed blocks are reused, the lowest address first.
-    Physical memory is taken by what has been touched, not by `size`.
-    """
+    """Says where blocks lie in `size` bytes: as low as they can, so that the same memory is used again."""
 
     def __init__(self, size: int) -> None:
-        size = size // mmap.PAGESIZE * mmap.PAGESIZE
-        # Not reserved: a machine may have less memory than the address space that is asked for.
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        pages = mmap.mmap(-1, size, flags=flags)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
-                pages.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:  # a kernel without huge pages
-                pass
-        self._bytes = torch.frombuffer(pages, dtype=torch.uint8)
         self._starts, self._sizes = [0], [size]  # of the free blocks, by address
         self._touched = 0
 
-    def take(self, size: int) -> tuple[int, Tensor, bool]:
-        """Return where a block lies, its bytes [size], and whether these are all zero. Raises MemoryError."""
-        size = _rounded(size)
-        for i, free in enumerate(self._sizes):
-            if free >= size:
-                break
-        else:
+    def take(self, size: int) -> tuple[int, bool]:
+        """Return where a block starts, and whether no block was there before. Raises MemoryError."""
+        size = rounded(size)
+        i = next((i for i, free in enumerate(self._sizes) if free >= size), None)
+        if i is None:
             raise MemoryError(f"no {size} bytes in one piece")
         start = self._starts[i]
-        if free == size:
+        if self._sizes[i] == size:
             del self._starts[i], self._sizes[i]
         else:
             self._starts[i] += size
             self._sizes[i] -= size
         fresh = start >= self._touched
         self._touched = max(self._touched, start + size)
-        return start, self._bytes[start : start + size], fresh
+        return start, fresh
 
     def give_back(self, start: int, size: int) -> None:
         """Free a block; it is joined with free neighbours."""
-        size = _rounded(size)
+        size = rounded(size)
         i = bisect.bisect(self._starts, start)
         if i < len(self._starts) and start + size == self._starts[i]:
             size += self._sizes[i]
@@ -63,5 +47,21 @@ class Arena:
             self._sizes.insert(i, size)
 
 
-def _rounded(size: int) -> int:
+def pages(size: int) -> Tensor:
+    """Return at least so many zero bytes of a CPU's address space.
+
+    Touching fresh memory costs more than the keys and values written to it: the system clears each page. So
+    pages are huge where the system has such. Physical memory is taken by what is touched, not by `size`.
+    """
+    # Not reserved: a machine may have less memory than the address space that is asked for.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    found = mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE, flags=flags)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            found.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(found, dtype=torch.uint8)
+
+
+def rounded(size: int) -> int:
+    """Return what a block of so many bytes takes."""
     return max(1, -(-size // _ALIGNMENT)) * _ALIGNMENT

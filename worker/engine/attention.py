@@ -5,6 +5,7 @@ for shared prefixes: Hydragen, Juravsky et al. 2024, and the cascade attention o
 """
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -94,13 +95,12 @@ def dense(
     """Attend part by part. Heads are grouped over KV heads (G groups of M) without repeating these."""
     queries = _write(step, layer, queries, keys, values, rotation)
     tokens, heads, _ = queries.shape
-    groups = step.own[0].source.keys[layer].shape[1]
+    groups, size = keys.shape[1], values.shape[2]
     by_group = queries.unflatten(1, (groups, -1)).transpose(0, 1).contiguous()  # [G, T, M, D]
-    size = step.own[0].source.values[layer].shape[-1]
     out = queries.new_empty(tokens, groups, heads // groups, size)
     merges = bool(step.shared) or scoring.sinks is not None
     lse = queries.new_empty(tokens, groups, heads // groups, dtype=_wide(queries.dtype)) if merges else None
-    for part in step.own:
+    for part in chain.from_iterable(whole.pieces() for whole in step.own):
         result, result_lse = _attend(part, layer, queries, by_group, scoring)
         out[part.tokens] = result
         if lse is not None:
@@ -219,16 +219,16 @@ def _parts(step: Step) -> list[Part]:
 
 def seen(part: Part, layer: int, token: int, window: int | None) -> tuple[Tensor, Tensor]:
     """Return the keys and values [n, G, D] of a part that one packed token sees."""
-    k, v = part.keys_values(layer)
     tokens = part.tokens
     indices = list(range(tokens.start, tokens.stop)) if isinstance(tokens, slice) else tokens.tolist()
     if token not in indices:
+        k, v = part.sources[0].keys_values(layer)
         return k[0, :, :0].transpose(0, 1), v[0, :, :0].transpose(0, 1)
     query = indices.index(token)
-    row = query if part.batched else 0
+    k, v = part.sources[query if part.batched else 0].keys_values(layer)
     seen = part.visible(window)
-    which = torch.arange(part.length) if seen is None else seen[query].nonzero()[:, 0]
-    return k[row][:, which].transpose(0, 1), v[row][:, which].transpose(0, 1)
+    which = part.first + (torch.arange(part.length) if seen is None else seen[query].nonzero()[:, 0])
+    return k[0][:, which].transpose(0, 1), v[0][:, which].transpose(0, 1)
 
 
 BACKENDS: dict[str, Backend] = {"dense": dense, "reference": reference}

@@ -99,6 +99,7 @@ class FastEngine(Engine):
             self._waiting.clear()
             self._running.clear()
             self._ready.clear()
+        self._memory = kv.Memory(self._memory.layout, self._memory.budget)
         self._scheduler = Scheduler(self._memory, self.config, self.stats, self._clock)
         del self._runner
         gc.collect()

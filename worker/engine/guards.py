@@ -19,6 +19,7 @@ _LAYERS = {"full_attention", "sliding_attention", "attention"}
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _HALF_TOLERANCE = 0.3
 _TRIAL_TOKENS = 24
+_TRIAL_MEMORY_TOKENS = 256
 
 
 class Unsupported(Exception):
@@ -105,7 +106,7 @@ def _plain_logits(model: Any, ids: list[int]) -> Tensor:
 def _try(ready: runner.ModelRunner, model: Any, expected: list[Tensor]) -> None:
     """Compute the trial prompts in chunks, packed and with their prefix shared, and compare the logits."""
     stats, config = Stats(), EngineConfig(prefill_chunk_tokens=7)
-    memory = kv.Memory(ready.layout, 1 << 62, ready.reads_beyond)
+    memory = kv.Memory(ready.layout, _TRIAL_MEMORY_TOKENS * ready.layout.token_bytes, ready.reads_beyond)
     scheduler = Scheduler(memory, config, stats)
     rows = [Row(Request(str(i), ids, Sampling(1))) for i, ids in enumerate(_trial_prompts(model))]
     for row in rows:

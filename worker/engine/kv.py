@@ -1,16 +1,18 @@
 """Where keys and values live: written in place once, read in place by every step.
 
-A prefix node has a buffer; a request's own tokens have a slot. Slots of one capacity lie side by side in a
-pool, without holes, so that all requests of a pool attend in one batched product without a gather.
+A storage is a block of one arena. A running request has one to itself, its slot; a prefix node has a run of
+tokens in one, which may be what a request that has ended leaves behind: then nothing is copied.
 """
 
+import functools
 import logging
-import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.engine import arena
@@ -18,13 +20,15 @@ from worker.engine import arena
 log = logging.getLogger(__name__)
 
 _SMALLEST = 32
-_GROWTH = 1.5
 _LEAST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Per attention layer its (KV heads, key size, value size), which may differ between layers."""
+    """Per attention layer its (KV heads, key size, value size), which may differ between layers.
+
+    A storage of n tokens holds, layer by layer, keys [heads, n, size], then values [heads, n, size].
+    """
 
     layers: tuple[tuple[int, int, int], ...]
     dtype: torch.dtype
@@ -34,39 +38,133 @@ class Layout:
     def token_elements(self) -> int:
         return sum(heads * (key + value) for heads, key, value in self.layers)
 
-    @property
+    @functools.cached_property
     def token_bytes(self) -> int:
         return self.token_elements * self.dtype.itemsize
 
-    def views(self, flat: Tensor, slots: int, tokens: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Return keys and values [slots, heads, tokens, size] of every layer, side by side in `flat`."""
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
+    @functools.cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """How many elements lie before keys and values [layers, 2] of a layer in a storage of one token; n
+        times as many in one of n.
+        """
+        counts = np.array([(heads * key, heads * value) for heads, key, value in self.layers], dtype=np.int64)
+        return (counts.cumsum() - counts.ravel()).reshape(counts.shape)
+
+    @functools.cached_property
+    def planes(self) -> list[tuple[int, int, int]]:
+        """What lies side by side with one size: (elements before it, heads, size), as `offsets` counts."""
+        planes: list[tuple[int, int, int]] = []
         at = 0
         for heads, *sizes in self.layers:
-            for tensors, size in zip((keys, values), sizes, strict=True):
-                count = slots * heads * tokens * size
-                tensors.append(flat[at : at + count].view(slots, heads, tokens, size))
-                at += count
-        return keys, values
+            for size in sizes:
+                if planes and planes[-1][2] == size:
+                    planes[-1] = (planes[-1][0], planes[-1][1] + heads, size)
+                else:
+                    planes.append((at, heads, size))
+                at += heads * size
+        return planes
 
 
 class Storage:
-    """KV of some slots of some tokens: `keys[layer]`, `values[layer]` [slots, heads, tokens, size].
+    """KV of up to `capacity` tokens, from element `start` of `flat` on; given back with its last reference.
 
-    `pointers` is for who reads it by address; made when first asked for.
+    `row` is (address, capacity), for who reads it by address.
     """
 
-    def __init__(self, memory: "Memory", slots: int, tokens: int) -> None:
-        self._memory = memory
-        self._bytes = slots * tokens * memory.layout.token_bytes
-        self._start, flat = memory.take(self._bytes)
-        self.keys, self.values = memory.layout.views(flat, slots, tokens)
-        self.pointers: Any = None
+    __slots__ = ("_memory", "_references", "capacity", "flat", "layout", "row", "start")
 
-    def free(self) -> None:
-        self._memory.give_back(self._start, self._bytes)
-        self.keys, self.values, self.pointers = [], [], None
+    def __init__(self, memory: "Memory", flat: Tensor, start: int, capacity: int) -> None:
+        self._memory = memory
+        self._references = 1
+        self.layout = memory.layout
+        self.flat = flat
+        self.start = start
+        self.capacity = capacity
+        self.row = (flat.data_ptr() + start * flat.itemsize, capacity)
+
+    def retain(self) -> "Storage":
+        """Count one more reference."""
+        assert self._references
+        self._references += 1
+        return self
+
+    def release(self) -> None:
+        assert self._references
+        self._references -= 1
+        if not self._references:
+            self._memory.give_back(self)
+
+    def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values [1, heads, capacity, size] of a layer."""
+        return stacked([self], layer)
+
+    def copy(self, at: int, source: "Storage", first: int, tokens: int) -> None:
+        """Take so many tokens of another storage, from `first` on, to position `at`."""
+        for plane in self.layout.planes:
+            self._plane(*plane, at, tokens).copy_(source._plane(*plane, first, tokens))
+
+    def _plane(self, offset: int, heads: int, size: int, first: int, tokens: int) -> Tensor:
+        at = self.start + offset * self.capacity + first * size
+        return self.flat.as_strided((heads, tokens, size), (self.capacity * size, size, 1), at)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A prefix node's KV: so many tokens of a storage, from `first` on. Holds a reference."""
+
+    storage: Storage
+    first: int
+    tokens: int
+
+    @property
+    def loose(self) -> bool:
+        """Whether its storage holds more than it."""
+        return self.tokens < self.storage.capacity
+
+    def split(self, at: int) -> tuple["Run", "Run"]:
+        """Return the runs before and from token `at`, in place of this one."""
+        return Run(self.storage, self.first, at), Run(
+            self.storage.retain(), self.first + at, self.tokens - at
+        )
+
+    def release(self) -> None:
+        self.storage.release()
+
+
+class Slot:
+    """A storage of one request's own tokens; `length` of them are written."""
+
+    __slots__ = ("_memory", "length", "storage")
+
+    def __init__(self, memory: "Memory", tokens: int) -> None:
+        self._memory = memory
+        self.storage = memory.storage(capacity_of(tokens))
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.storage.capacity
+
+    def release(self) -> None:
+        self.storage.release()
+
+    def run(self, first: int, tokens: int) -> Run:
+        """Return a run of its tokens, for which the storage stays."""
+        return Run(self.storage.retain(), first, tokens)
+
+    def copy(self, at: int, run: Run, tokens: int) -> None:
+        """Take the first tokens of a run to position `at`."""
+        self.storage.copy(at, run.storage, run.first, tokens)
+        self.length = max(self.length, at + tokens)
+
+    def moved(self, tokens: int) -> "Slot":
+        """Return a larger slot, for at least so many tokens, with the same content; this one is released."""
+        larger = Slot(self._memory, tokens)
+        larger.storage.copy(0, self.storage, 0, self.length)
+        larger.length = self.length
+        self.release()
+        return larger
+
 
 class Memory:
     """Counts the bytes of KV and says what still fits. Everything that holds KV is made here.
@@ -80,170 +178,88 @@ class Memory:
         self.budget = budget
         self.used = 0
         self._zeroed = zeroed
-        self._pools: dict[int, Pool] = {}
-        self._arena: arena.Arena | None = None
-
-    def take(self, size: int) -> tuple[int | None, Tensor]:
-        """Return where a block of bytes lies, and its elements; counted as used."""
-        self.used += size
-        layout = self.layout
-        if layout.device.type != "cpu":  # torch keeps freed memory of such devices itself
-            return None, torch.zeros(size // layout.dtype.itemsize, dtype=layout.dtype, device=layout.device)
-        if self._arena is None:
-            # Address space costs nothing, and what is free may lie in pieces.
-            self._arena = arena.Arena(min(2 * self.budget + _LEAST_BYTES, _physical_bytes()))
-        try:
-            start, block, fresh = self._arena.take(size)
-        except MemoryError as error:
-            log.warning("memory for keys and values is in pieces: %s", error)
-            return None, torch.zeros(size // layout.dtype.itemsize, dtype=layout.dtype)
-        elements = block[:size].view(layout.dtype)
-        return start, elements if fresh or not self._zeroed else elements.zero_()
-
-    def give_back(self, start: int | None, size: int) -> None:
-        self.used -= size
-        if self._arena is not None and start is not None:
-            self._arena.give_back(start, size)
 
     def fits(self, tokens: int) -> bool:
         """Tell whether so many more tokens fit."""
         return self.used + tokens * self.layout.token_bytes <= self.budget
 
-    def buffer(self, tokens: int) -> "Buffer":
-        return Buffer(self, tokens)
+    def storage(self, capacity: int) -> Storage:
+        size = capacity * self.layout.token_bytes
+        self.used += size
+        try:
+            start, fresh = self._arena.take(size)
+        except MemoryError as error:
+            log.warning("memory for keys and values is in pieces: %s", error)
+            return Storage(self, self._elements(self._zeros(size)), 0, capacity)
+        start, elements = start // self.layout.dtype.itemsize, capacity * self.layout.token_elements
+        if self._zeroed and not fresh:
+            self._flat[start : start + elements] = 0
+        return Storage(self, self._flat, start, capacity)
 
-    def slot(self, tokens: int) -> "Slot":
+    def give_back(self, storage: Storage) -> None:
+        size = storage.capacity * self.layout.token_bytes
+        self.used -= size
+        if storage.flat is self._flat:
+            self._arena.give_back(storage.start * self.layout.dtype.itemsize, size)
+
+    def slot(self, tokens: int) -> Slot:
         """Return a slot for at least so many tokens."""
-        capacity = capacity_of(tokens)
-        pool = self._pools.setdefault(capacity, Pool(self, capacity))
-        return pool.take()
+        return Slot(self, tokens)
 
-    def slot_cost(self, tokens: int, already: int = 0) -> int:
-        """Return how many tokens a slot takes from the budget after `already` others: 0 where one is free."""
-        capacity = capacity_of(tokens)
-        pool = self._pools.get(capacity)
-        free = pool.free - already if pool else -already
-        return 0 if free > 0 else capacity
+    def run(self, tokens: int) -> Run:
+        """Return a run in a storage of its own."""
+        return Run(self.storage(tokens), 0, tokens)
 
+    @functools.cached_property
+    def _flat(self) -> Tensor:
+        """All there is, taken when the first storage is; zero."""
+        if self.layout.device.type != "cpu":
+            return self._elements(self._zeros(arena.rounded(self.budget)))
+        # Address space costs nothing, and what is free may lie in pieces.
+        return self._elements(arena.pages(min(2 * self.budget + _LEAST_BYTES, _physical_bytes())))
 
-class Buffer(Storage):
-    """KV of one run of tokens, in one slot."""
+    @functools.cached_property
+    def _arena(self) -> arena.Arena:
+        return arena.Arena(self._flat.nbytes)
 
-    def __init__(self, memory: Memory, tokens: int) -> None:
-        super().__init__(memory, 1, tokens)
-        self.tokens = tokens
+    def _zeros(self, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.uint8, device=self.layout.device)
 
-    def split(self, at: int) -> tuple["Buffer", "Buffer"]:
-        """Return copies of the KV before and from token `at`; views would keep the whole alive."""
-        parts = Buffer(self._memory, at), Buffer(self._memory, self.tokens - at)
-        for part, start in zip(parts, (0, at), strict=True):
-            part.copy(self.keys, self.values, 0, start, part.tokens)
-        self.free()
-        return parts
-
-    def copy(self, keys: list[Tensor], values: list[Tensor], row: int, start: int, tokens: int) -> None:
-        """Take the first tokens from `start` on of a row of keys and values [slots, heads, tokens, size]."""
-        for target, source in zip(self.keys + self.values, keys + values, strict=True):
-            target[0, :, :tokens] = source[row, :, start : start + tokens]
+    def _elements(self, flat: Tensor) -> Tensor:
+        return flat.view(self.layout.dtype)
 
 
-class Slot:
-    """Room for one request's own tokens: row `index` of its pool. `length` tokens are written."""
-
-    __slots__ = ("index", "length", "pool")
-
-    def __init__(self, pool: "Pool", index: int) -> None:
-        self.pool = pool
-        self.index = index
-        self.length = 0
-
-    @property
-    def capacity(self) -> int:
-        return self.pool.capacity
-
-    def free(self) -> None:
-        self.pool.release(self)
-
-    def copy(self, at: int, buffer: Buffer, tokens: int) -> None:
-        """Take the first tokens of a buffer to position `at`."""
-        pool = self.pool
-        for target, source in zip(pool.keys + pool.values, buffer.keys + buffer.values, strict=True):
-            target[self.index, :, at : at + tokens] = source[0, :, :tokens]
-        self.length = max(self.length, at + tokens)
-
-    def moved(self, tokens: int) -> "Slot":
-        """Return a larger slot, for at least so many tokens, with the same content; this one is freed."""
-        larger = self.pool.memory.slot(tokens)
-        larger.pool.copy(larger.index, self.pool, self.index, self.length)
-        larger.length = self.length
-        self.free()
-        return larger
+def stacks(storages: Sequence[Storage]) -> list[slice]:
+    """Return which neighbours make one stack: of one capacity, equally far from one another."""
+    found: list[slice] = []
+    first = 0
+    for i in range(1, len(storages) + 1):
+        if i == len(storages) or not _adjoins(storages, first, i):
+            found.append(slice(first, i))
+            first = i
+    return found
 
 
-class Pool:
-    """Slots of one capacity, the used ones in front, in one storage."""
+def _adjoins(storages: Sequence[Storage], first: int, i: int) -> bool:
+    last, this = storages[i - 1], storages[i]
+    alike = this.capacity == last.capacity and this.flat is last.flat and this.start > last.start
+    return alike and (i - 1 == first or this.start - last.start == last.start - storages[i - 2].start)
 
-    def __init__(self, memory: Memory, capacity: int) -> None:
-        self.memory = memory
-        self.capacity = capacity
-        self.slots: list[Slot] = []
-        self._allocated = 0
-        self._storage: Storage | None = None
 
-    @property
-    def keys(self) -> list[Tensor]:
-        return self._storage.keys if self._storage else []
-
-    @property
-    def values(self) -> list[Tensor]:
-        return self._storage.values if self._storage else []
-
-    @property
-    def storage(self) -> Storage:
-        assert self._storage is not None
-        return self._storage
-
-    @property
-    def free(self) -> int:
-        return self._allocated - len(self.slots)
-
-    def take(self) -> Slot:
-        if not self.free:
-            self._grow()
-        slot = Slot(self, len(self.slots))
-        self.slots.append(slot)
-        return slot
-
-    def release(self, slot: Slot) -> None:
-        """Free a slot; the last one moves into the hole."""
-        last = self.slots.pop()
-        if last is not slot:
-            self.copy(slot.index, self, last.index, last.length)
-            last.index = slot.index
-            self.slots[slot.index] = last
-        if not self.slots:
-            self._resize(0)
-
-    def copy(self, index: int, pool: "Pool", other: int, tokens: int) -> None:
-        for target, source in zip(self.keys + self.values, pool.keys + pool.values, strict=True):
-            target[index, :, :tokens] = source[other, :, :tokens]
-
-    def _grow(self) -> None:
-        wanted = math.ceil(self._allocated * _GROWTH) - self._allocated
-        while wanted > 1 and not self.memory.fits(wanted * self.capacity):
-            wanted //= 2
-        self._resize(self._allocated + max(1, wanted))
-
-    def _resize(self, slots: int) -> None:
-        old, self._storage = self._storage, Storage(self.memory, slots, self.capacity) if slots else None
-        self._allocated = slots
-        if old is None:
-            return
-        kept, length = len(self.slots), max((slot.length for slot in self.slots), default=0)
-        if kept:
-            for target, source in zip(self.keys + self.values, old.keys + old.values, strict=True):
-                target[:kept, :, :length] = source[:kept, :, :length]
-        old.free()
+def stacked(stack: Sequence[Storage], layer: int) -> tuple[Tensor, Tensor]:
+    """Return keys and values [n, heads, capacity, size] of a layer of a stack, as views."""
+    first = stack[0]
+    apart = stack[1].start - first.start if len(stack) > 1 else 0
+    heads, *sizes = first.layout.layers[layer]
+    keys, values = (
+        first.flat.as_strided(
+            (len(stack), heads, first.capacity, size),
+            (apart, first.capacity * size, size, 1),
+            first.start + offset * first.capacity,
+        )
+        for size, offset in zip(sizes, first.layout.offsets[layer].tolist(), strict=True)
+    )
+    return keys, values
 
 
 def _physical_bytes() -> int:

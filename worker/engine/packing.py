@@ -1,13 +1,13 @@
 """From what the scheduler chose to the tensors of one step."""
 
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from worker.engine import prefix
+from worker.engine import kv, prefix
 from worker.engine.scheduler import Batch, Chunk
 from worker.engine.sequence import Sequence
 from worker.engine.step import Part, Step, Tokens, Write
@@ -22,13 +22,12 @@ class Packed:
 
 
 def pack(batch: Batch, device: torch.device, cascade: bool = True) -> Packed:
-    """Pack decoding sequences by slot, then the chunks. Without `cascade` nobody shares a part with
+    """Pack decoding sequences, then the chunks. Without `cascade` nobody shares a part with
     others.
     """
     packer = _Packer(device)
-    for storage, group in groupby(sorted(batch.decode, key=_place), key=_storage):
-        for _, run in groupby(enumerate(group), key=lambda pair: _place(pair[1])[1] - pair[0]):
-            packer.decode([sequence for _, sequence in run], storage)
+    if batch.decode:
+        packer.decode(sorted(batch.decode, key=_place))
     for chunk in batch.chunks:
         packer.prefill(chunk)
     return packer.packed(cascade)
@@ -46,29 +45,21 @@ class _Packer:
         self._earlier: list[tuple[slice, dict[str, Any]]] = []
         self._on_node: dict[prefix.Node, list[slice]] = {}
 
-    def decode(self, run: list[Sequence], storage: Any) -> None:
-        """Add the last token of sequences whose slots lie side by side in a pool."""
-        tokens = slice(len(self._ids), len(self._ids) + len(run))
-        for at, sequence in enumerate(run, tokens.start):
+    def decode(self, sequences: list[Sequence]) -> None:
+        """Add the last token of sequences."""
+        tokens = slice(len(self._ids), len(self._ids) + len(sequences))
+        for at, sequence in enumerate(sequences, tokens.start):
             self._ids.append(sequence.tokens[-1])
             self._positions.append(len(sequence.tokens) - 1)
             self._wanted.append(at)
             self._ends.append(sequence)
             self._sits_on(sequence.prefix_nodes(), slice(at, at + 1))
-        own = [sequence.own_length for sequence in run]
-        first_row = _place(run[0])[1]
-        rows = slice(first_row, first_row + len(run))
-        self._writes.append(
-            Write(
-                tokens,
-                storage,
-                rows=torch.arange(rows.start, rows.stop, device=self._device),
-                at=torch.tensor(own, device=self._device) - 1,
-            )
-        )
-        starts = torch.tensor([sequence.own_start for sequence in run], device=self._device)
-        fields = {"source": storage, "rows": rows, "first": 0, "length": max(own), "start": starts}
-        self._spans.append((tokens, fields | {"batched": True, "all_seen": min(own) == max(own)}))
+        own = [sequence.own_length for sequence in sequences]
+        sources = [_slot(sequence).storage for sequence in sequences]
+        self._writes.append(Write(tokens, sources, at=self._tensor(own) - 1))
+        fields = {"sources": sources, "first": 0, "length": max(own), "lengths": own}
+        fields |= {"start": self._tensor([sequence.own_start for sequence in sequences])}
+        self._spans.append((tokens, fields | {"all_seen": min(own) == max(own)}))
 
     def prefill(self, chunk: Chunk) -> None:
         """Add a run of tokens of one node or sequence."""
@@ -77,32 +68,23 @@ class _Packer:
         self._ids += chunk.tokens
         self._positions += range(chunk.first, chunk.first + len(chunk.tokens))
         if isinstance(target, prefix.Node):
-            source: Any = target.kv
-            row, start = 0, target.start
+            run, start = _run(target), target.start
+            source, first = run.storage, run.first
             above = list(target.upwards())[:0:-1]
         else:
-            assert target.slot is not None
-            source, row, start = target.slot.pool.storage, target.slot.index, target.own_start
+            source, first, start = _slot(target).storage, 0, target.own_start
             above = target.prefix_nodes()
         self._sits_on(above, tokens)
         before = chunk.first - start
-        self._writes.append(Write(tokens, source, row, before))
+        self._writes.append(Write(tokens, [source], first + before))
         for other in chunk.copies:
             if other.slot is not None:  # preempted since
-                at = chunk.first - other.own_start
-                self._writes.append(Write(tokens, other.slot.pool.storage, other.slot.index, at))
-        fields: dict[str, Any] = {"source": source, "rows": slice(row, row + 1)}
-        self._spans.append(
-            (
-                tokens,
-                fields
-                | {"first": before, "length": len(chunk.tokens), "start": chunk.first, "triangular": True},
-            )
-        )
+                self._writes.append(Write(tokens, [other.slot.storage], chunk.first - other.own_start))
+        fields: dict[str, Any] = {"sources": [source], "first": first + before, "length": len(chunk.tokens)}
+        self._spans.append((tokens, fields | {"start": chunk.first, "triangular": True}))
         if before:
-            self._earlier.append(
-                (tokens, fields | {"first": 0, "length": before, "start": start, "all_seen": True})
-            )
+            fields |= {"first": first, "length": before}
+            self._earlier.append((tokens, fields | {"start": start, "all_seen": True}))
         if chunk.last and (isinstance(target, Sequence) or target.ends):
             self._wanted.append(tokens.stop - 1)
             self._ends.append(target)
@@ -113,7 +95,8 @@ class _Packer:
         shared = [self._part(tokens, positions, fields) for tokens, fields in self._earlier]
         fields: dict[str, Any]
         for node, slices in self._on_node.items():
-            fields = {"source": node.kv, "rows": slice(0, 1), "first": 0, "length": len(node.tokens)}
+            run = _run(node)
+            fields = {"sources": [run.storage], "first": run.first, "length": len(node.tokens)}
             fields |= {"start": node.start, "all_seen": True}
             for tokens in [self._joined(slices)] if cascade else slices:
                 shared.append(self._part(tokens, positions, fields))
@@ -145,11 +128,17 @@ def _mark_last(parts: list[Part], tokens: int) -> None:
         later[part.tokens] = True
 
 
-def _storage(sequence: Sequence) -> Any:
+def _slot(sequence: Sequence) -> kv.Slot:
     assert sequence.slot is not None
-    return sequence.slot.pool.storage
+    return sequence.slot
+
+
+def _run(node: prefix.Node) -> kv.Run:
+    assert node.kv is not None
+    return node.kv
 
 
 def _place(sequence: Sequence) -> tuple[int, int]:
-    assert sequence.slot is not None
-    return sequence.slot.capacity, sequence.slot.index
+    """Return what brings those together that can be read as one stack."""
+    address, capacity = _slot(sequence).storage.row
+    return capacity, address

@@ -41,7 +41,7 @@ class Node:
         self.children: dict[int, Node] = {}
         self.users = 0
         self.ends = 0
-        self.kv: kv.Buffer | None = None
+        self.kv: kv.Run | None = None
         self.computed = 0
         self.logits: Tensor | None = None
         """Logits [V] after its last token, kept while a prompt that is known ends here."""
@@ -150,11 +150,15 @@ class Trie:
         while todo:
             node = todo.pop()
             if node.kv is not None and node not in used:
-                _free(node)
-                self._idle.pop(node, None)
+                self.forget(node)
                 return True
             todo.extend(node.children.values())
         return False
+
+    def forget(self, node: Node) -> None:
+        """Give the KV of a node back; who needs it computes it again."""
+        _free(node)
+        self._idle.pop(node, None)
 
     def expire(self, older_than: float) -> None:
         """Drop what nobody has used since a moment of the clock."""
@@ -174,7 +178,7 @@ class Trie:
 
 def _free(node: Node) -> None:
     if node.kv is not None:
-        node.kv.free()
+        node.kv.release()
     node.kv, node.computed, node.logits = None, 0, None
 
 

@@ -121,8 +121,8 @@ class Scheduler:
         """Choose what the next step computes; None when nothing can be."""
         budget = self._config.prefill_chunk_tokens
         chunks: list[Chunk] = []
-        # A node that lost its KV before it was complete may have been started once more, and one that was split
-        # has an upper part that is to be completed first.
+        # A node that lost its KV before it was complete may have been started once more, and one that was
+        # split has an upper part that is to be completed first.
         nodes = dict.fromkeys(above for node in self._nodes for above in [*node.upwards()][::-1])
         self._nodes = [node for node in nodes if node.kv is not None and not node.complete]
         for node in self._nodes:
@@ -202,7 +202,7 @@ class Scheduler:
         sequence.node = self.trie.insert(sequence.root, sequence.tokens)
         self._wait(sequence)
         if sequence.slot is not None:
-            sequence.slot.free()
+            sequence.slot.release()
             sequence.slot = None
         self.trie.unpin(old)
 

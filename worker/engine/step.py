@@ -2,11 +2,13 @@
 each sees.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from worker.engine import kv
 
 Tokens = slice | Tensor
 """Which of the packed tokens: a range, or their indices [n]."""
@@ -16,41 +18,65 @@ Tokens = slice | Tensor
 class Part:
     """Queries and one run of keys that they see; a query of several parts sees all their keys.
 
-    `source` has `keys[layer]`, `values[layer]` [rows, heads, tokens, size], of which `rows` and the first
-    `length` tokens from `first` on are meant. Key j lies at position `start` + j; a query sees it when it
-    lies no later than itself. In a batched part query i has row i to itself (`start` [n]); else all queries
-    share one row. `all_seen`: no query lies before any of the keys. `triangular`: query i is at key i.
+    The keys are `length` tokens of a source, from `first` on; key j lies at position `start` + j, and a query
+    sees it when it lies no later than itself. All queries share one source, except in a batched part: there
+    query i has source i to itself, and in it the first `lengths[i]` tokens (`start` [n]; `length` is the
+    largest). `all_seen`: no query lies before any of the keys. `triangular`: query i is at key i.
     `last`: no part after it has queries of it.
     """
 
     tokens: Tokens
-    source: Any
-    rows: slice
+    sources: Sequence[kv.Storage]
     first: int
     length: int
     start: int | Tensor
     positions: Tensor  # [n] of the queries
-    batched: bool = False
+    lengths: Sequence[int] = ()
     all_seen: bool = False
     triangular: bool = False
     last: bool = False
     _masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict)
     _reach: int | None = None
+    _pieces: "list[Part] | None" = None
+
+    @property
+    def batched(self) -> bool:
+        return bool(self.lengths)
 
     @property
     def reach(self) -> int:
         """How far back the farthest-reaching query looks, itself included."""
         if self._reach is None:
-            self._reach = int((self.positions - self.start).max()) + 1
+            self._reach = self.length if self.batched else int((self.positions - self.start).max()) + 1
         return self._reach
 
+    def pieces(self) -> "list[Part]":
+        """Return this part as parts whose sources are one stack each. Kept for all layers."""
+        if self._pieces is None:
+            self._pieces = [self._piece(s) for s in kv.stacks(self.sources)] if self.batched else [self]
+        return self._pieces
+
+    def _piece(self, stack: slice) -> "Part":
+        assert isinstance(self.tokens, slice)
+        assert isinstance(self.start, Tensor)
+        lengths = self.lengths[stack]
+        return Part(
+            slice(self.tokens.start + stack.start, self.tokens.start + stack.stop),
+            self.sources[stack],
+            self.first,
+            max(lengths),
+            self.start[stack],
+            self.positions[stack],
+            lengths,
+            all_seen=min(lengths) == max(lengths),
+            last=self.last,
+        )
+
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values [B, heads, length, size] of a layer; B is 1 unless batched."""
-        keys, values = self.source.keys[layer], self.source.values[layer]
-        if self.length == keys.shape[2] and keys.shape[0] == 1:
-            return keys, values
+        """Return keys and values [B, heads, length, size] of a layer of a piece; B is 1 unless batched."""
+        keys, values = kv.stacked(self.sources, layer)
         end = self.first + self.length
-        return keys[self.rows, :, self.first : end], values[self.rows, :, self.first : end]
+        return keys[:, :, self.first : end], values[:, :, self.first : end]
 
     def visible(self, window: int | None) -> Tensor | None:
         """Return which keys each query sees, [n, length]; None: all."""
@@ -80,30 +106,36 @@ class Part:
 
 @dataclass(eq=False)
 class Write:
-    """Where the KV of packed tokens goes: token i of `tokens` to row `rows[i]`, position `at[i]` of the
-    source.
-
-    With `rows` None they go to consecutive positions from `first` on of row `row`.
+    """Where the KV of packed tokens goes: to consecutive positions of a source from `first` on; or, with `at`
+    [n], that of token i to position `at[i]` of source i.
     """
 
     tokens: slice
-    source: Any
-    row: int = 0
+    sources: Sequence[kv.Storage]
     first: int = 0
-    rows: Tensor | None = None
     at: Tensor | None = None
+    _stacks: list[tuple[slice, Tensor]] | None = None
 
     def put(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [T, heads, size] of all packed tokens of a layer."""
-        for target, new in (
-            (self.source.keys[layer], keys[self.tokens]),
-            (self.source.values[layer], values[self.tokens]),
-        ):
-            if self.rows is None:
-                end = self.first + new.shape[0]
-                target[self.row, :, self.first : end] = new.transpose(0, 1)
-            else:
-                target.transpose(1, 2).index_put_((self.rows, self.at), new)
+        both = keys[self.tokens], values[self.tokens]
+        if self.at is None:
+            end = self.first + both[0].shape[0]
+            for target, new in zip(kv.stacked(self.sources, layer), both, strict=True):
+                target[0, :, self.first : end] = new.transpose(0, 1)
+            return
+        for stack, rows in self._rows(self.at.device):
+            for target, new in zip(kv.stacked(self.sources[stack], layer), both, strict=True):
+                target.transpose(1, 2).index_put_((rows, self.at[stack]), new[stack])
+
+    def _rows(self, device: torch.device) -> list[tuple[slice, Tensor]]:
+        """Return each stack and the numbers of its sources in it. Kept for all layers."""
+        if self._stacks is None:
+            self._stacks = [
+                (stack, torch.arange(stack.stop - stack.start, device=device))
+                for stack in kv.stacks(self.sources)
+            ]
+        return self._stacks
 
 
 @dataclass(eq=False)

@@ -42,11 +42,14 @@ def open_tiny(tiny_loaded: loader.Loaded) -> Iterator[Callable[..., FallbackEngi
 
 
 @pytest.fixture(scope="session")
-def open_subject(tiny_loaded: loader.Loaded) -> Callable[[str], Any]:
-    """Return the model of an architecture as the fast engine runs it, opened once."""
+def open_subject(tiny_loaded: loader.Loaded) -> Callable[..., Any]:
+    """Return the model of an architecture as the fast engine runs it, opened once for each backend."""
     from tests.unit.engine import exactness
 
-    return functools.cache(lambda name: exactness.Subject.open(name, tiny_loaded.tokenizer))
+    def open_subject(name: str, backend: str = "auto") -> exactness.Subject:
+        return exactness.Subject.open(name, tiny_loaded.tokenizer, backend)
+
+    return functools.cache(open_subject)
 
 
 def request(id: str, prompt_ids: list[int], **sampling: Any) -> Request:

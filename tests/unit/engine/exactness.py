@@ -74,9 +74,9 @@ class Subject:
     runner: runner.ModelRunner
 
     @classmethod
-    def open(cls, name: str, tokenizer: Any) -> "Subject":
+    def open(cls, name: str, tokenizer: Any, backend: str = "auto") -> "Subject":
         loaded = loader.wrap(architectures.build(name), tokenizer)
-        return cls(loaded, guards.prepare(loaded.model))
+        return cls(loaded, guards.prepare(loaded.model, backend))
 
     def engine(self, memory_tokens: int = ENOUGH_MEMORY, **fields: Any) -> FastEngine:
         budget = memory_tokens * self.runner.layout.token_bytes
@@ -165,4 +165,4 @@ def tokens_of(done: dict[str, Completion]) -> dict[str, list[int]]:
     return {id: completion.token_ids for id, completion in done.items()}
 
 
-Open = Callable[[str], Subject]
+Open = Callable[..., Subject]

@@ -40,8 +40,14 @@ UNTOLD: dict[str, dict[str, Any]] = {
 PREEMPTING = Schedule(memory_tokens=200, expected=1, worth_a_part=0, config={"prefill_chunk_tokens": 16})
 
 
-def check(name: str, open_subject: exactness.Open, requests: list[Request], schedule: Schedule) -> None:
-    engine = schedule.open(open_subject(name))
+def check(
+    name: str,
+    open_subject: exactness.Open,
+    requests: list[Request],
+    schedule: Schedule,
+    backend: str = "auto",
+) -> None:
+    engine = schedule.open(open_subject(name, backend))
     done = schedule.run(engine, requests)
     assert exactness.tokens_of(done) == exactness.wanted(name, requests)
 
@@ -66,6 +72,17 @@ def test_any_schedule_is_equal_to_generate(
     open_subject: exactness.Open, name: str, requests: list[Request], schedule: Schedule
 ) -> None:
     check(name, open_subject, requests, schedule)
+
+
+# Like heads in all layers, a window, a soft cap with a window, sinks, values of another size than keys.
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "deepseek_v3"])
+@given(exactness.requests(), exactness.schedules)
+@example(long_ones(), PREEMPTING)
+@settings(max_examples=4)
+def test_any_schedule_is_equal_to_generate_by_torch_alone(
+    open_subject: exactness.Open, name: str, requests: list[Request], schedule: Schedule
+) -> None:
+    check(name, open_subject, requests, schedule, "dense")
 
 
 @pytest.mark.long

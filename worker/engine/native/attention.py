@@ -1,7 +1,7 @@
 """Attention by the compiled kernels: writes KV, then computes all parts of a step in one call a layer."""
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worker.engine import kv
 from worker.engine.attention import Rotation, Scoring
 from worker.engine.native import library
 from worker.engine.native.library import Kernels, pointer
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 Integers = NDArray[np.int64]
 _Step = library.structure(
     "Step",
-    "parts part levels level_end indices reach writes write pointers capacity layers tokens",
+    "parts part levels level_end indices reach storage writes write offsets tokens",
 )
 _LAYER_FIELDS = (
     "layer heads groups key_size value_size q k v q_token q_head k_token k_head v_token v_head out softmax"
@@ -97,57 +98,43 @@ class _Tables:
     """A step as the kernels read it; holds the arrays that `step` points to."""
 
     def __init__(self, step: Step) -> None:
-        self._sources: dict[int, tuple[int, Any]] = {}
-        parts = [(_indices(part), part) for part in (*step.own, *step.shared)]
-        levels = _levels([indices for indices, _ in parts], len(step.own), step.ids.numel())
-        order = sorted(range(len(parts)), key=levels.__getitem__)
-        fields, reaches, offset = [], [], 0
+        given = (*step.own, *step.shared)
+        queries = [_indices(part) for part in given]
+        levels = _levels(queries, len(step.own), step.ids.numel())
+        order = sorted(range(len(given)), key=levels.__getitem__)
+        fields, offset = [], 0
         for each in order:
-            indices, part = parts[each]
-            source = self._source(part.source)
-            queries = len(indices)
-            fields.append(
-                (queries, offset, part.batched, source, part.rows.start, part.first, part.length)
-            )
-            reaches.append(_reach(part, queries))
-            offset += queries
+            part, count = given[each], len(queries[each])
+            fields.append((count, offset, part.batched, part.first, part.length))
+            offset += count
         ends = np.searchsorted([levels[each] for each in order], range(max(levels) + 1), side="right")
-        part = _array(fields)
-        indices, reach = np.concatenate([parts[each][0] for each in order]), np.concatenate(reaches)
-        writes = np.concatenate([self._write(write) for write in step.writes])
-        sources = [source for _, source in self._sources.values()]
-        pointers = np.stack([pointers_of(source) for source in sources])
-        capacities = _array([source.keys[0].shape[2] for source in sources])
-        arrays = [part, _array(ends), indices, reach, writes, pointers, capacities]
+        arrays = [
+            _array(fields),
+            ends.astype(np.int64),
+            np.concatenate([queries[each] for each in order]),
+            np.concatenate([_reach(given[each]) for each in order]),
+            np.concatenate([_rows_of(given[each].sources, len(queries[each])) for each in order]),
+            np.concatenate([_write(write) for write in step.writes]),
+            given[0].sources[0].layout.offsets,
+        ]
         self._arrays = [np.ascontiguousarray(array) for array in arrays]
         at = [array.ctypes.data for array in self._arrays]
-        self.step = _Step(
-            len(part), at[0], len(ends), at[1], at[2], at[3], len(writes), at[4], at[5], at[6],
-            pointers.shape[1], step.ids.numel(),
-        )  # fmt: skip
-
-    def _source(self, source: Any) -> int:
-        return self._sources.setdefault(id(source), (len(self._sources), source))[0]
-
-    def _write(self, write: Write) -> Integers:
-        """Return (token, source, row, position) of each token to write."""
-        tokens = np.arange(write.tokens.start, write.tokens.stop)
-        to = np.empty((len(tokens), 4), dtype=np.int64)
-        to[:, 0], to[:, 1] = tokens, self._source(write.source)
-        if write.rows is None or write.at is None:
-            to[:, 2], to[:, 3] = write.row, write.first + np.arange(len(tokens))
-        else:
-            to[:, 2], to[:, 3] = write.rows.numpy(), write.at.numpy()
-        return to
+        self.step = _Step(len(order), at[0], len(ends), *at[1:5], len(arrays[5]), *at[5:], step.ids.numel())
 
 
-def pointers_of(source: Any) -> Integers:
-    """Return the addresses [layers, 2] of a source's keys and values, looked up once."""
-    known = source.pointers
-    if known is None:
-        pairs = zip(source.keys, source.values, strict=True)
-        known = source.pointers = _array([(keys.data_ptr(), values.data_ptr()) for keys, values in pairs])
-    return known  # type: ignore[no-any-return]
+def _write(write: Write) -> Integers:
+    """Return (token, address, capacity, position) of each token to write."""
+    count = write.tokens.stop - write.tokens.start
+    to = np.empty((count, 4), dtype=np.int64)
+    to[:, 0] = np.arange(write.tokens.start, write.tokens.stop)
+    to[:, 1:3] = [storage.row for storage in write.sources]
+    to[:, 3] = write.first + np.arange(count) if write.at is None else write.at.numpy()
+    return to
+
+
+def _rows_of(sources: Sequence[kv.Storage], queries: int) -> Integers:
+    """Return (address, capacity) of each query's source."""
+    return np.broadcast_to(_array([storage.row for storage in sources]), (queries, 2))
 
 
 def _levels(indices: list[Integers], own: int, tokens: int) -> list[int]:
@@ -163,12 +150,12 @@ def _levels(indices: list[Integers], own: int, tokens: int) -> list[int]:
 def _indices(part: Part) -> Integers:
     if isinstance(part.tokens, slice):
         return np.arange(part.tokens.start, part.tokens.stop)
-    return part.tokens.numpy()  # type: ignore[no-any-return]
+    return part.tokens.numpy()
 
 
-def _reach(part: Part, queries: int) -> Integers:
+def _reach(part: Part) -> Integers:
     """Return how many keys, from the part's first on, lie at or before each query's position."""
-    return (part.positions - part.start + 1).numpy()  # type: ignore[no-any-return]
+    return (part.positions - part.start + 1).numpy()
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -265,8 +265,18 @@ template <class T> void product(const Product<T>& p, int threads) {
 
 struct Part {          // queries and a run of keys
   int64_t queries, offset;  // its queries are indices[offset ...]
-  int64_t batched;          // query i has row `row` + i of the source; else all have `row`
-  int64_t source, row, first, length;
+  int64_t batched;          // each query has keys of its own; else all have those of the first
+  int64_t first, length;
+};
+
+struct Storage {
+  int64_t address, tokens;  // of each layer keys [groups, tokens, key_size], then values
+};
+
+struct Write {
+  int64_t token;
+  Storage to;
+  int64_t at;
 };
 
 struct Step {
@@ -276,11 +286,10 @@ struct Step {
   const int64_t* level_end; // parts before the end of each level; within one, a token is in one part at most
   const int64_t* indices;   // packed tokens
   const int64_t* reach;     // how many keys, from the first on, lie at or before the query's position
+  const Storage* storage;   // where the query's keys are; the last three have one entry a query
   int64_t writes;
-  const int64_t* write;     // [writes, 4]: token, source, row, position there
-  const int64_t* pointers;  // [sources, layers, 2]: keys, values
-  const int64_t* capacity;  // [sources]: tokens of a row
-  int64_t layers;
+  const Write* write;
+  const int64_t* offsets;   // [layers, 2]: elements before a layer's keys and values, in a storage of one token
   int64_t tokens;
 };
 
@@ -323,18 +332,18 @@ template <class T> void rotate_token(const Layer<T>& l, int64_t token) {
 
 template <class T> struct Run { const T *keys, *values; };
 
-template <class T> Run<T> run_of(const Step& s, const Layer<T>& l, int64_t source, int64_t row, int64_t group, int64_t first) {
-  const int64_t* pointers = s.pointers + (source * s.layers + l.layer) * 2;
-  const int64_t at = (row * l.groups + group) * s.capacity[source] + first;
-  return {reinterpret_cast<const T*>(pointers[0]) + at * l.key_size,
-          reinterpret_cast<const T*>(pointers[1]) + at * l.value_size};
+template <class T> Run<T> run_of(const Step& s, const Layer<T>& l, Storage in, int64_t group, int64_t first) {
+  const int64_t* offsets = s.offsets + l.layer * 2;
+  const int64_t at = group * in.tokens + first;
+  const T* begin = reinterpret_cast<const T*>(in.address);
+  return {begin + offsets[0] * in.tokens + at * l.key_size, begin + offsets[1] * in.tokens + at * l.value_size};
 }
 
-template <class T> void write_token(const Step& s, const Layer<T>& l, const int64_t* w) {
+template <class T> void write_token(const Step& s, const Layer<T>& l, const Write& w) {
   for (int64_t g = 0; g < l.groups; g++) {
-    const Run<T> to = run_of(s, l, w[1], w[2], g, w[3]);
-    std::memcpy(const_cast<T*>(to.keys), l.k + w[0] * l.k_token + g * l.k_head, l.key_size * sizeof(T));
-    std::memcpy(const_cast<T*>(to.values), l.v + w[0] * l.v_token + g * l.v_head, l.value_size * sizeof(T));
+    const Run<T> to = run_of(s, l, w.to, g, w.at);
+    std::memcpy(const_cast<T*>(to.keys), l.k + w.token * l.k_token + g * l.k_head, l.key_size * sizeof(T));
+    std::memcpy(const_cast<T*>(to.values), l.v + w.token * l.v_token + g * l.v_head, l.value_size * sizeof(T));
   }
 }
 
@@ -595,7 +604,7 @@ template <class T> int64_t units_of(const Part& p, const Layer<T>& l) {
 template <class T> void attend_alone(const Step& s, const Layer<T>& l, const Part& p, int64_t unit, Alone<T>& alone) {
   const int64_t group = unit % l.groups, query = unit / l.groups, shared = l.heads / l.groups;
   const int64_t token = s.indices[p.offset + query], reach = s.reach[p.offset + query];
-  const Run<T> run = run_of(s, l, p.source, p.row + query, group, p.first);
+  const Run<T> run = run_of(s, l, s.storage[p.offset + query], group, p.first);
   const int64_t from = l.window ? std::max<int64_t>(0, reach - l.window) : 0, until = std::min(p.length, reach);
   for (int64_t h = 0; h < shared; h += Alone<T>::H)
     with_rows<Alone<T>::H>(std::min<int64_t>(Alone<T>::H, shared - h), [&](auto count) {
@@ -614,7 +623,7 @@ template <class T> void attend_together(const Step& s, const Layer<T>& l, const 
     queries.from[i] = T(l.window ? std::max<int64_t>(0, reach - l.window) : 0);
   }
   queries.load(l);
-  queries.attend(l, run_of(s, l, p.source, p.row, group, p.first), p.length);
+  queries.attend(l, run_of(s, l, s.storage[p.offset], group, p.first), p.length);
   queries.store(l, first);
 }
 
@@ -631,7 +640,7 @@ template <class T> void attention(const Step& s, const Layer<T>& l, int threads)
       for (int64_t t = 0; t < s.tokens; t++) rotate_token(l, t);
     }
 #pragma omp for schedule(static)
-    for (int64_t w = 0; w < s.writes; w++) write_token(s, l, s.write + 4 * w);
+    for (int64_t w = 0; w < s.writes; w++) write_token(s, l, s.write[w]);
     Queries<T> queries(l);
     Alone<T> alone(l);
     for (int64_t level = 0, begin = 0; level < s.levels; begin = s.level_end[level++]) {
