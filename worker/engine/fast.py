@@ -49,7 +49,10 @@ class FastEngine(Engine):
     @classmethod
     def over(cls, loaded: loader.Loaded, config: EngineConfig) -> "FastEngine":
         """Return an engine over a loaded model; raises guards.Unsupported, with the model as it was."""
-        return cls(loaded, config, guards.prepare(loaded.model))
+        ready = guards.prepare(loaded.model)
+        engine = cls(loaded, config, ready)
+        engine.stats.native_kernels = int(not ready.reads_beyond)
+        return engine
 
     def room(self) -> int:
         """Return how many more requests to claim now: a batch is to wait while the last one drains."""

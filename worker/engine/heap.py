@@ -13,8 +13,8 @@ _MOST = 32 << 20  # the largest threshold that glibc takes
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep what is freed: by default large temporaries go back to the system, which clears their pages
-    again and again. Does nothing where the C library is another one.
+    """Let malloc keep what is freed: by default large temporaries go back to the system, which clears their
+    pages again and again. Does nothing where the C library is another one.
     """
     if not sys.platform.startswith("linux"):
         return

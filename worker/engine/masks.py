@@ -55,8 +55,9 @@ def _attention(
     told = options.get("sliding_window") or _NO_WINDOW  # as our attention takes it
     meant = _of_mask(attention_mask)
     if meant != (told if told <= _FAR else _NO_WINDOW):
+        layer = module.layer_idx
         raise NotImplementedError(
-            f"layer {module.layer_idx} has {_words(meant)} in its mask, and tells the attention of {_words(told)}"
+            f"layer {layer} has {_words(meant)} in its mask, and tells the attention of {_words(told)}"
         )
     repeated = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
     return repeated.transpose(1, 2).contiguous(), None

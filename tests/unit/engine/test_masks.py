@@ -47,7 +47,7 @@ def test_a_window_that_the_attention_is_not_told_is_refused(
     monkeypatch.setitem(architectures.CONFIGS, name, UNTOLD[name])
     model = architectures.build(name)
     before = model.config._attn_implementation
-    with pytest.raises(guards.Unsupported, match="layer 0 has .* in its mask"):
+    with pytest.raises(guards.Unsupported, match=r"layer 0 has .* in its mask"):
         guards.prepare(model)
     assert model.config._attn_implementation == before
 
