@@ -115,8 +115,7 @@ def _try(ready: runner.ModelRunner, model: Any, expected: list[Tensor]) -> None:
     memory = kv.Memory(ready.layout, 1 << 62, ready.reads_beyond)
     scheduler = Scheduler(memory, config, stats)
     rows = [Row(Request(str(i), ids, Sampling(1))) for i, ids in enumerate(_trial_prompts(model))]
-    for row in rows:
-        scheduler.add(row, RowState(row, None, frozenset()))  # type: ignore[arg-type]
+    scheduler.add((row, RowState(row, None, frozenset())) for row in rows)  # type: ignore[arg-type]
     scheduler.admit(lambda rows: rows)
     found: dict[str, Tensor] = {}
     while len(found) < len(rows):
