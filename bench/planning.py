@@ -31,6 +31,7 @@ class NoModel:
 
     def __init__(self, vocabulary: int) -> None:
         self.layout = kv.Layout(((1, 1, 1),), torch.float32, torch.device("cpu"))
+        self.reads_beyond = False
         self._vocabulary = vocabulary
 
     def step(self, step: Step) -> torch.Tensor:

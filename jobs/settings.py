@@ -112,13 +112,13 @@ class Settings(BaseSettings):
     max_queue_delay_seconds: float = Field(
         0,
         ge=0,
-        description="Longest a request waits for company before it runs: larger batches, later first tokens;"
-        " 0 starts all at once.",
+        description="Longest a request waits for company before it runs in the fast engine: larger batches,"
+        " later first tokens; 0 starts all at once.",
     )
     preferred_batch_sizes: tuple[PositiveInt, ...] = Field(
         (),
-        description="Sizes of the running batch for which nobody waits out max_queue_delay_seconds"
-        " (JSON list); max_running always is one.",
+        description="Sizes of the fast engine's running batch for which nobody waits out"
+        " max_queue_delay_seconds (JSON list); max_running always is one.",
     )
     max_batch_tokens: int | None = Field(
         None,
@@ -151,6 +151,11 @@ class Settings(BaseSettings):
         " prompt whole, with the same results.",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, ...")
+    kernels: Literal["auto", "native", "torch"] = Field(
+        "auto",
+        description="What a CPU computes with: auto is our own kernels, compiled on the first start, and"
+        " torch's where there is no C++ compiler; native refuses to start without; torch never compiles.",
+    )
     flush_seconds: float = Field(
         2, gt=0, description="Finished requests are written to a part at least this often."
     )

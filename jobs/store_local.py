@@ -141,7 +141,7 @@ class LocalStore:
                 placed = place(draft, target)
                 break
             except (FileNotFoundError, FileExistsError):
-                # delete() took the directory away as empty, perhaps while mkdir() looked at what it had found.
+                # delete() took the empty directory away, perhaps while mkdir() looked at what it had found.
                 attempts -= 1
                 if not attempts or target.is_dir() or target.parent.is_file():
                     raise

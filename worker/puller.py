@@ -50,6 +50,8 @@ class Puller:
             except redis.RedisError as error:
                 # What runs goes on; whatever else is raised here is the engine's, and ends the worker.
                 log.warning("not claimed: Redis does not answer", extra={"reason": str(error)})
+        # Nothing joins one that runs alone, or a worker that stops: they are not to wait for company.
+        self._engine.expects_more = claiming and not self._alone
         if not self._engine.has_work:
             self._alone = False
             self._flusher.hurry()

@@ -20,6 +20,7 @@ def test_what_an_engine_can_be_told_reaches_it(monkeypatch: pytest.MonkeyPatch) 
         "prefill_chunk_tokens": 99,
         "prefix_ttl_seconds": 60.0,
         "share_prefixes": False,
+        "kernels": "torch",
     }
     for name, value in wanted.items():
         text = str(list(value)) if isinstance(value, tuple) else str(value)
@@ -38,6 +39,7 @@ def test_what_an_engine_can_be_told_reaches_it(monkeypatch: pytest.MonkeyPatch) 
         ("MAX_BATCH_TOKENS", "0"),
         ("PREFILL_CHUNK_TOKENS", "0"),
         ("PREFIX_TTL_SECONDS", "0"),
+        ("KERNELS", "cuda"),
     ],
 )
 def test_a_value_out_of_range_names_its_variable(

@@ -124,7 +124,7 @@ def test_check_removes_only_what_was_left_long_ago(objects: ObjectStore, root: P
 def test_directory_deleted_while_it_is_made_is_made_again(
     objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """mkdir() finds the directory, delete() of the last object in it removes it, mkdir() looks: no directory."""
+    """mkdir() finds the directory, delete() of the last object in it removes it, mkdir() looks for one."""
     make, left = Path.mkdir, [FileExistsError(errno.EEXIST, "File exists")]
 
     def raced(self: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
@@ -134,7 +134,8 @@ def test_directory_deleted_while_it_is_made_is_made_again(
 
     monkeypatch.setattr(Path, "mkdir", raced)
     objects.put("gone/1", b"x")
-    assert not left and objects.get("gone/1") == b"x"
+    assert not left
+    assert objects.get("gone/1") == b"x"
 
 
 def _hammer(root: Path, who: int, won: "multiprocessing.Queue[int]") -> None:

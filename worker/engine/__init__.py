@@ -31,6 +31,7 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
         prefill_chunk_tokens=settings.prefill_chunk_tokens,
         prefix_ttl_seconds=settings.prefix_ttl_seconds,
         share_prefixes=settings.share_prefixes,
+        kernels=settings.kernels,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
     )

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from worker.engine import choosing, guards, kv, loader, packing, prefix, runner
+from worker.engine import choosing, guards, heap, kv, loader, packing, prefix, runner
 from worker.engine.base import Engine
 from worker.engine.rows import RowState
 from worker.engine.scheduler import Batch, Scheduler
@@ -49,7 +49,10 @@ class FastEngine(Engine):
     @classmethod
     def over(cls, loaded: loader.Loaded, config: EngineConfig) -> "FastEngine":
         """Return an engine over a loaded model; raises guards.Unsupported, with the model as it was."""
-        return cls(loaded, config, guards.prepare(loaded.model))
+        ready = guards.prepare(loaded.model)
+        engine = cls(loaded, config, ready)
+        engine.stats.native_kernels = int(not ready.reads_beyond)
+        return engine
 
     def room(self) -> int:
         """Return how many more requests to claim now: a batch is to wait while the last one drains."""
@@ -57,11 +60,11 @@ class FastEngine(Engine):
 
     def add(self, requests: Iterable[Request]) -> None:
         requests = list(requests)
-        super().add(requests)
-        with self._lock:
-            rows = [self._waiting[r.id] for r in requests if r.id in self._waiting]
-        for row in rows:
-            self._scheduler.add(row, RowState(row, self.tokenizer, self._eos_ids))
+        with heap.growing():
+            super().add(requests)
+            with self._lock:
+                rows = dict.fromkeys(self._waiting[r.id] for r in requests if r.id in self._waiting)
+            self._scheduler.add((row, RowState(row, self.tokenizer, self._eos_ids)) for row in rows)
 
     def step(self) -> list[Completion]:
         started, model = time.perf_counter(), self._model_seconds

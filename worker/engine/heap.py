@@ -4,6 +4,8 @@ import ctypes
 import gc
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 
@@ -13,14 +15,26 @@ _MOST = 32 << 20  # the largest threshold that glibc takes
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep what is freed: by default large temporaries go back to the system, which clears their pages
-    again and again. Does nothing where the C library is another one.
+    """Let malloc keep what is freed: by default large temporaries go back to the system, which clears their
+    pages again and again. Does nothing where the C library is another one.
     """
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or not (mallopt(_MMAP_THRESHOLD, _MOST) and mallopt(_TRIM_THRESHOLD, 1 << 30)):
         log.info("malloc cannot be told to keep freed memory: steps are a little slower")
+
+
+@contextmanager
+def growing() -> Iterator[None]:
+    """Make many objects that stay, without a search for garbage among them each time there are more."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def freeze() -> None:

@@ -1,12 +1,14 @@
 """Which engine runs a model: the fast one where its guards allow, else the fallback."""
 
 import logging
+from contextlib import nullcontext
 
 from jobs import errors
 from worker.engine import guards, heap, loader
 from worker.engine.base import Engine
 from worker.engine.fallback import FallbackEngine
 from worker.engine.fast import FastEngine
+from worker.engine.native import library
 from worker.engine.types import EngineConfig
 
 log = logging.getLogger(__name__)
@@ -19,6 +21,9 @@ def open_model(source: str, config: EngineConfig, name: str | None = None) -> En
     loaded = loader.load(source, config, name)
     try:
         engine = over(loaded, config, name)
+    except library.Unavailable as error:
+        reason = f"LONGHAUL_KERNELS=native: {error}"
+        raise errors.ModelUnavailable(name=name, source=source, reason=reason) from error
     except Exception as error:  # the first tokens of a model may fail in any way
         reason = f"it does not generate: {type(error).__name__}: {error}".split("\n")[0]
         raise errors.ModelUnavailable(name=name, source=source, reason=reason) from error
@@ -27,7 +32,20 @@ def open_model(source: str, config: EngineConfig, name: str | None = None) -> En
 
 
 def over(loaded: loader.Loaded, config: EngineConfig, name: str = "") -> Engine:
-    """Return the best engine over a loaded model. Raises what the model raises in the fallback."""
+    """Return the best engine over a loaded model. Raises what the model raises in the fallback, and
+    library.Unavailable when it is to run on compiled kernels and cannot.
+    """
+    if config.kernels == "native":
+        library.require(loaded.model.dtype, loaded.device)
+    with library.disabled() if config.kernels == "torch" else nullcontext():
+        engine = _best(loaded, config, name)
+    if config.kernels == "native" and not engine.stats.native_kernels:
+        engine.close()
+        raise library.Unavailable("transformers' generate, which runs this model, has none")
+    return engine
+
+
+def _best(loaded: loader.Loaded, config: EngineConfig, name: str) -> Engine:
     if config.fast:
         try:
             return FastEngine.over(loaded, config)

@@ -7,6 +7,7 @@ before they run, so a shared run of tokens is a node of its own before its first
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 
 from torch import Tensor
 
@@ -108,9 +109,11 @@ class Trie:
     def pin(self, node: Node) -> None:
         """Count one more request that ends at a node and uses its ancestors."""
         node.ends += 1
-        for each in node.upwards():
-            each.users += 1
-            self._idle.pop(each, None)
+        while node.parent is not None:
+            if not node.users:
+                self._idle.pop(node, None)
+            node.users += 1
+            node = node.parent
 
     def unpin(self, node: Node) -> None:
         """Count one request less; nodes without users stay when they have KV, as the most recently
@@ -162,8 +165,10 @@ class Trie:
 
     def expire(self, older_than: float) -> None:
         """Drop what nobody has used since a moment of the clock."""
-        for node in list(self._idle):  # children became idle before their parents
-            if node in self._idle and node.used_at < older_than and not node.children:
+        # Children became idle before their parents. The upper part of a node that was split comes after all
+        # that was idle by then, and may stay for as much longer.
+        for node in list(takewhile(lambda node: node.used_at < older_than, self._idle)):
+            if node in self._idle and not node.children:
                 self._remove(node)
 
     def _remove(self, node: Node) -> None:
@@ -184,6 +189,8 @@ def _free(node: Node) -> None:
 
 def common_length(a: Sequence[int], b: Sequence[int], at: int = 0) -> int:
     """Return how many tokens `a` and `b[at:]` have in common in front, by bisection over slices."""
+    if a == b[at : at + len(a)]:
+        return len(a)
     low, high = 0, min(len(a), len(b) - at)
     while low < high:
         middle = (low + high + 1) // 2

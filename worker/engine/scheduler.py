@@ -13,6 +13,8 @@ from worker.engine.sequence import Sequence, distinct_tokens
 from worker.engine.types import EngineConfig, Row, Stats
 
 log = logging.getLogger(__name__)
+# Beside so many times more that wait already, sequences are put in their places one by one: no new sort.
+_FEW_AMONG = 16
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,9 @@ class Scheduler:
         self._stats = stats
         self._clock = clock
 
-    def add(self, row: Row, state: RowState) -> None:
-        """Let a row wait, in the trie with everything else that is known."""
-        root, tokens = row.request.root, list(row.request.prompt_ids)
-        if not self._config.share_prefixes:
-            root = f"{root}\0{row.id}"
-        node = self.trie.insert(root, tokens)
-        expected = self._lengths.expected(row.request.job, row.max_tokens)
-        # Long expected outputs first, for a short tail; among equals neighbours by prefix stay together.
-        order = (-expected.bit_length(), root, tokens)
-        self._wait(Sequence(row, state, root, node, order, tokens, self._clock()))
+    def add(self, rows: Iterable[tuple[Row, RowState]]) -> None:
+        """Let rows wait, in the trie with everything else that is known."""
+        self._wait([self._sequence(row, state) for row, state in rows])
 
     def sweep(self) -> None:
         """Let go of what was cancelled or replaced."""
@@ -161,6 +156,15 @@ class Scheduler:
             self.waiting.remove(sequence)
         self.admission.release(sequence)
 
+    def _sequence(self, row: Row, state: RowState) -> Sequence:
+        root, tokens = row.request.root, list(row.request.prompt_ids)
+        if not self._config.share_prefixes:
+            root = f"{root}\0{row.id}"
+        node = self.trie.insert(root, tokens)
+        expected = self._lengths.expected(row.request.job, row.max_tokens)
+        # Long expected outputs first, for a short tail.
+        return Sequence(row, state, root, node, -expected.bit_length(), tokens, self._clock())
+
     def _due_in(self) -> float:
         """Return after how many seconds a waiting sequence will have waited as long as it may."""
         delay = self._config.max_queue_delay_seconds
@@ -200,15 +204,21 @@ class Scheduler:
         old = sequence.node
         sequence.recomputes_until = max(sequence.recomputes_until, sequence.computed)
         sequence.node = self.trie.insert(sequence.root, sequence.tokens)
-        self._wait(sequence)
+        self._wait([sequence])
         if sequence.slot is not None:
             sequence.slot.release()
             sequence.slot = None
         self.trie.unpin(old)
 
-    def _wait(self, sequence: Sequence) -> None:
-        self.trie.pin(sequence.node)
-        bisect.insort(self.waiting, sequence, key=lambda s: (not s.preempted, *s.order))
+    def _wait(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self.trie.pin(sequence.node)
+        if len(sequences) * _FEW_AMONG < len(self.waiting):
+            for sequence in sequences:
+                bisect.insort(self.waiting, sequence, key=Sequence.order)
+        else:
+            self.waiting += sequences
+            self.waiting.sort(key=Sequence.order)
 
 
 def _was_freed(chunk: Chunk) -> bool:

@@ -1,5 +1,6 @@
 """A request in the fast engine: its place in the trie, its own KV, and how far it is."""
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -21,7 +22,8 @@ class Sequence:
     root: str
     node: prefix.Node
     """Where its prompt (and what it had sampled when it was preempted) ends in the trie."""
-    order: tuple[int, str, list[int]]
+    rank: int
+    """The lowest run first."""
     tokens: list[int] = field(default_factory=list)
     arrived: float = 0.0
     own_start: int = 0
@@ -31,6 +33,12 @@ class Sequence:
     cached_tokens: int | None = None
     recomputes_until: int = 0
     """How many of its tokens were computed before it was preempted."""
+
+    def order(self) -> tuple[bool, int, str, bytes]:
+        """Return what waiting sequences are sorted by; neighbours by prefix stay together among equals."""
+        tokens = array("I", self.tokens)
+        tokens.byteswap()  # bytes compare faster than lists, and as these do when the largest byte is first
+        return not self.preempted, self.rank, self.root, tokens.tobytes()
 
     @property
     def preempted(self) -> bool:

@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+Kernels = Literal["auto", "native", "torch"]
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ class EngineConfig:
     values (None: a share of the memory that is free when the model is loaded); `prefill_chunk_tokens` prompt
     tokens in one step; `prefix_ttl_seconds` after which a prefix that nobody uses is forgotten (None: when
     memory is needed); `share_prefixes` off computes every prompt whole; `cascade` off attends to a shared
-    prefix once for each request instead of once for all; `fast` off always takes transformers' `generate`.
+    prefix once for each request instead of once for all; `fast` off always takes transformers' `generate`;
+    `kernels` auto compiles our own for a CPU where it can, native refuses to load without, torch never does.
     Raises ValueError for what no engine can run with.
     """
 
@@ -119,6 +121,7 @@ class EngineConfig:
     share_prefixes: bool = True
     cascade: bool = True
     fast: bool = True
+    kernels: Kernels = "auto"
 
     def __post_init__(self) -> None:
         for name in ("max_running", "prefill_chunk_tokens", "max_batch_tokens", "kv_memory_bytes"):
@@ -129,6 +132,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"{name} must be >= 0, not {value}")
+        if self.kernels not in get_args(Kernels):
+            raise ValueError(f"kernels must be one of {', '.join(get_args(Kernels))}, not {self.kernels!r}")
         if any(size < 1 for size in self.preferred_batch_sizes):
             raise ValueError(
                 f"preferred_batch_sizes must be at least 1 each, not {self.preferred_batch_sizes}"
@@ -160,6 +165,8 @@ class Stats:
     """1 when even rows of one length differ, so that each runs alone."""
     fallbacks: int = 0
     """1 when the fast engine cannot run this model, so that `generate` does."""
+    native_kernels: int = 0
+    """1 when products and attention run on the compiled kernels."""
     steps: int = 0
     steps_below_8: int = 0
     """Steps that decode for fewer than 8 running requests while none waits: the tail."""

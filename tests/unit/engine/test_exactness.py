@@ -115,7 +115,6 @@ def test_a_prefix_that_is_split_while_it_is_computed_is_computed_to_its_end(
 
 
 @pytest.mark.parametrize("name", UNTOLD)
-@pytest.mark.xfail(strict=True, reason="the guards try prompts shorter than the window")
 def test_a_window_that_only_the_mask_knows_is_not_forgotten(
     name: str, tiny_loaded: loader.Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:

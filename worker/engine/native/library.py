@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +50,23 @@ class Kernels:
         self._pack = library[f"pack_{suffix}"]
         self._pack.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p, ctypes.c_int64]
         self._inverse_rms = library[f"inverse_rms_{suffix}"]
-        self._inverse_rms.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, self.real, ctypes.c_void_p, ctypes.c_int]
+        self._inverse_rms.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, self.real]
+        self._inverse_rms.argtypes += [ctypes.c_void_p, ctypes.c_int]
 
     def panels(self, outputs: int) -> int:
         return -(-outputs // self.width)
 
     def pack(self, weight: Tensor, into: Tensor, first: int = 0, every: int = 1) -> None:
-        """Write the panels of a weight [outputs, inputs] to every so-manieth place of `into` [panels, inputs, width]."""
+        """Write the panels of a weight [outputs, inputs] to every so-manieth place of `into` [panels, inputs,
+        width].
+        """
         outputs, inputs = weight.shape
         if weight.stride(1) != 1:
             weight = weight.contiguous()
-        assert into.is_contiguous() and into.shape[0] >= first + (self.panels(outputs) - 1) * every + 1
-        apart = inputs * self.width
-        self._pack(weight.data_ptr(), weight.stride(0), outputs, inputs, into[first].data_ptr(), apart * every)
+        assert into.is_contiguous()
+        assert into.shape[0] >= first + (self.panels(outputs) - 1) * every + 1
+        apart = every * inputs * self.width
+        self._pack(weight.data_ptr(), weight.stride(0), outputs, inputs, into[first].data_ptr(), apart)
 
     def inverse_rms(self, x: Tensor, epsilon: float) -> Tensor:
         """Return 1 / root mean square [T] of x [T, size]."""
@@ -74,32 +79,41 @@ class Kernels:
 
 def kernels(dtype: torch.dtype, device: torch.device) -> Kernels | None:
     """Return the kernels for a dtype, or None where torch's own operations have to do; says why, once."""
-    if device.type != "cpu" or dtype not in _SUFFIXES or not _enabled:
+    if device.type != "cpu" or dtype not in _SUFFIXES or _disabled.get():
         return None
     try:
-        return _kernels(dtype)
+        return require(dtype, device)
     except Unavailable as reason:
         _warn(str(reason))
         return None
 
 
-_enabled = True
+def require(dtype: torch.dtype, device: torch.device) -> Kernels:
+    """Return the kernels for a dtype; raises Unavailable."""
+    if device.type != "cpu" or dtype not in _SUFFIXES:
+        raise Unavailable(f"there are no kernels for {str(dtype).removeprefix('torch.')} on {device.type}")
+    return _kernels(dtype)
+
+
+_disabled: ContextVar[bool] = ContextVar("disabled", default=False)
 
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Load models inside as on a machine without a compiler."""
-    global _enabled
-    before, _enabled = _enabled, False
+    """Load models inside, in this thread, as on a machine without a compiler."""
+    token = _disabled.set(True)
     try:
         yield
     finally:
-        _enabled = before
+        _disabled.reset(token)
 
 
 @functools.cache
 def _kernels(dtype: torch.dtype) -> Kernels:
-    return Kernels(_library(), dtype)
+    found = _library()
+    if isinstance(found, Unavailable):
+        raise found
+    return Kernels(found, dtype)
 
 
 @functools.cache
@@ -108,25 +122,36 @@ def _warn(reason: str) -> None:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
-    path = _cached()
+def _library() -> ctypes.CDLL | Unavailable:
+    """Return the library, or why there is none: every layer of a model asks, and building takes seconds."""
+    try:
+        return _load(*_cached())
+    except Unavailable as reason:
+        return reason
+
+
+def _load(compiler: str, path: Path) -> ctypes.CDLL:
+    """Load the library; build it when it is not there, and once more when what is there cannot be loaded."""
+    if path.exists():
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            log.warning("compiled kernels are built again path=%s reason=%r", path, str(error))
+    _build(compiler, path)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise Unavailable(f"{path} cannot be loaded: {error}") from error
 
 
-def _cached() -> Path:
-    """Return the library for this source, compiler and processor; built when it is not there yet."""
+def _cached() -> tuple[str, Path]:
+    """Return the compiler, and where the library for this source, compiler and processor is kept."""
     compiler = _compiler()
     version = _output([compiler, "--version"])
     facts = [_SOURCE.read_text(), version, *_FLAGS, *_MATHS, platform.machine(), _processor()]
     name = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longhaul" / "kernels"
-    path = cache / f"{name}.so"
-    if not path.exists():
-        _build(compiler, path)
-    return path
+    return compiler, cache / f"{name}.so"
 
 
 def _build(compiler: str, path: Path) -> None:
