@@ -32,7 +32,9 @@ def fuse_all(model: nn.Module, scorings: list[Scoring]) -> Iterator[packed.Repla
     for parent in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for name, layer in list(parent.named_children()):
             if _looks_fusable(layer):
-                setattr(parent, name, FusedLayer(layer, scorings[_index(layer)], rotary, _index(layer) == last))
+                setattr(
+                    parent, name, FusedLayer(layer, scorings[_index(layer)], rotary, _index(layer) == last)
+                )
                 yield parent, name, layer
 
 
@@ -70,7 +72,11 @@ class FusedLayer(nn.Module):
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         self._counts = [p.weight.shape[0] // self._size for p in projections]
         weight = torch.cat([p.weight.data for p in projections])
-        bias = torch.cat([_bias(p) for p in projections]) if any(p.bias is not None for p in projections) else None
+        bias = (
+            torch.cat([_bias(p) for p in projections])
+            if any(p.bias is not None for p in projections)
+            else None
+        )
         self._qkv = PackedLinear(weight * _norm_weight(layer.input_layernorm, weight.shape[1]), bias)
         self._output = _packed(attention.o_proj)
         self._head_norms, self._head_epsilon = self._join_head_norms(attention)
@@ -98,8 +104,8 @@ class FusedLayer(nn.Module):
 
     def _join_all(self) -> NativeDecoder | None:
         """Return the whole layer as one call where our kernels have all of it."""
-        gate = getattr(self._mlp, "gate", None)
-        if self._kernels is None or gate is None:
+        mlp = self._mlp
+        if self._kernels is None or not isinstance(mlp, _GatedMlp) or mlp.gate is None:
             return None
         q, k, v = self._counts
         return NativeDecoder(
@@ -107,7 +113,7 @@ class FusedLayer(nn.Module):
             self._layer_index,
             (q, k, v),
             self._scoring,
-            (self._qkv, self._output, gate, self._mlp.down),
+            (self._qkv, self._output, mlp.gate, mlp.down),
             (self._epsilon, self._mlp_epsilon),
             self._head_norms,
             self._head_epsilon,

@@ -1,8 +1,8 @@
 """Matrix products with weights laid out once for the CPU, and elementwise work done in the product.
 
-Three ways, the first that a weight allows: our own kernels; oneDNN's packed fp32 products, twice as fast at decode
-batch sizes as what `F.linear` does with the weight as it is (the ops are what torch's inductor compiles to;
-they are private); and plain torch, the twin of both.
+Three ways, the first that a weight allows: our own kernels; oneDNN's packed fp32 products, twice as fast at
+decode batch sizes as what `F.linear` does with the weight as it is (the ops are what torch's inductor
+compiles to; they are private); and plain torch, the twin of both.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ _Product = library.structure(
 
 
 class PackedLinear(nn.Module):
-    """A linear layer x [..., inputs] -> [..., outputs] that can also scale its rows before or add to them after."""
+    """A linear layer x [..., inputs] -> [..., outputs] that can scale its rows before or add to them after."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Take a weight [outputs, inputs] and a bias [outputs]."""
@@ -65,9 +65,7 @@ class PackedLinear(nn.Module):
     def plus(self, x: Tensor, summand: Tensor) -> Tensor:
         """Return linear(x) + summand."""
         if self._kernels is not None:
-            return _product(
-                self._kernels, x, self._weight, self.bias, self.outputs, _ADD, summand=summand
-            )
+            return _product(self._kernels, x, self._weight, self.bias, self.outputs, _ADD, summand=summand)
         return self._combined(x, summand, "add") if self._onednn else self(x) + summand
 
     def times(self, x: Tensor, factor: Tensor) -> Tensor:

@@ -98,7 +98,9 @@ def _learn_layers(model: Any) -> tuple[kv.Layout, list[attention.Scoring]]:
     """Run two tokens to see how each layer attends."""
     learning = _Learning()
     ids = torch.zeros(2, dtype=torch.long, device=model.device)
-    _forward(model, learning, ids, torch.arange(2, device=model.device), torch.tensor([1], device=model.device))
+    _forward(
+        model, learning, ids, torch.arange(2, device=model.device), torch.tensor([1], device=model.device)
+    )
     layers = model.config.get_text_config().num_hidden_layers
     shapes, scorings = learning.shapes, learning.scorings
     if sorted(shapes) != list(range(layers)):

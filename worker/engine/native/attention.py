@@ -72,8 +72,10 @@ class NativeAttention:
         self._kernels.attention(ctypes.byref(tables.step), ctypes.byref(task), torch.get_num_threads())
         return out
 
-    def decode(self, step: Step, decoder: "NativeDecoder", x: Tensor, cos: Tensor, sin: Tensor, last: bool) -> None:
-        """Run a whole layer on x [T, hidden] in place; the last one only for tokens whose logits are wanted."""
+    def decode(
+        self, step: Step, decoder: "NativeDecoder", x: Tensor, cos: Tensor, sin: Tensor, last: bool
+    ) -> None:
+        """Run a whole layer on x [T, hidden] in place; the last one only for tokens that are wanted."""
         tables = self._tables(step)
         few = last and step.wanted.numel() < x.shape[0]
         task = decoder.task(x, cos, sin, step.wanted if few else None)

@@ -30,7 +30,7 @@ class NativeDecoder:
     ) -> None:
         """Take the numbers of query, key and value heads, and qkv, output, gate with up, and down."""
         heads, groups, _ = counts
-        qkv, output, gate_up, down = linears
+        qkv, _, gate_up, down = linears
         size = qkv.outputs // sum(counts)
         self._sinks = None if scoring.sinks is None else scoring.sinks.to(kernels.dtype).contiguous()
         self._kept = (linears, head_norms)

@@ -203,6 +203,6 @@ def pointer(tensor: Tensor | None) -> int:
 def structure(
     name: str, fields: str, real: Any = None, reals: str = "", **last: type[ctypes.Structure]
 ) -> type[ctypes.Structure]:
-    """Return a C struct of int64 fields, those in `reals` of the type `real`, and at its end of other structs."""
+    """Return a C struct of int64 fields, those in `reals` of the type `real`, and of the structs `last`."""
     kinds = [(field, real if field in reals.split() else ctypes.c_int64) for field in fields.split()]
     return type(name, (ctypes.Structure,), {"_fields_": [*kinds, *last.items()]})
