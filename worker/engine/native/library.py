@@ -179,8 +179,9 @@ def _output(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=True)
     except subprocess.CalledProcessError as error:
-        lines = (error.stderr or error.stdout or "").strip().splitlines()
-        raise Unavailable(f"{command[0]} failed: {lines[0] if lines else error.returncode}") from error
+        lines = (error.stderr or error.stdout or "").strip().splitlines() or [f"status {error.returncode}"]
+        line = next((line for line in lines if "error" in line), lines[0])
+        raise Unavailable(f"{command[0]} failed: {line}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{command[0]}: {error}") from error
     return done.stdout
