@@ -1,5 +1,6 @@
 """The compiled attention is that of the reference, on an engine's steps of requests with nested prefixes."""
 
+import shutil
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -61,7 +62,7 @@ def summed(
     below = torch.zeros(tokens, heads, dtype=torch.float64)
     if scoring.sinks is not None:
         below += scoring.sinks.double().exp()
-    for part in (*step.own, *step.shared):
+    for part in (piece for whole in (*step.own, *step.shared) for piece in whole.pieces()):
         # What is not written yet may be anything; nobody sees it.
         keys, values = (
             side.double().nan_to_num(0, 0, 0).repeat_interleave(heads // side.shape[1], 1)
@@ -83,7 +84,8 @@ class BothWays:
     def __init__(self, layers: list[Layer], dtype: torch.dtype, oracle: attention.Backend) -> None:
         kernels = library.kernels(dtype, torch.device("cpu"))
         if kernels is None:
-            pytest.skip("no compiled kernels on this machine")
+            assert not any(map(shutil.which, library._COMPILERS)), "the kernels do not compile"
+            pytest.skip("no C++ compiler on this machine")
         self.reads_beyond = False
         self.layout = kv.Layout(
             tuple((layer.groups, layer.key_size, layer.value_size) for layer in layers),

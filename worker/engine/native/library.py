@@ -148,7 +148,8 @@ def _cached() -> tuple[str, Path]:
     """Return the compiler, and where the library for this source, compiler and processor is kept."""
     compiler = _compiler()
     version = _output([compiler, "--version"])
-    facts = [_SOURCE.read_text(), version, *_FLAGS, *_MATHS, platform.machine(), _processor()]
+    sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("*.[ch]*"))]
+    facts = [*sources, version, *_FLAGS, *_MATHS, platform.machine(), _processor()]
     name = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longhaul" / "kernels"
     return compiler, cache / f"{name}.so"
