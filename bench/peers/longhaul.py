@@ -8,12 +8,14 @@ from jobs.settings import ModelSettings, Settings
 from worker.engine import Completion, Engine, Request, Sampling, open_engine
 
 _FEW = 8
+_KV_BYTES = 4 << 30
 
 
 def load(config: dict[str, Any]) -> Callable[[child.Workload], child.Ran]:
-    """Open the engine a worker would open for this model, in fp32."""
+    """Open the engine a worker would open for this model, in fp32, with as much memory for KV as the peers."""
     model = ModelSettings(source=config["model"], dtype="float32")
-    return Runs(open_engine("bench", model, Settings.load(models={"bench": model})))
+    settings = Settings.load(models={"bench": model}, kv_memory_bytes=_KV_BYTES)
+    return Runs(open_engine("bench", model, settings))
 
 
 class Runs:

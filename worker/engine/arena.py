@@ -2,12 +2,23 @@
 
 import bisect
 import contextlib
+import ctypes
+import logging
 import mmap
+import os
+import threading
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+log = logging.getLogger(__name__)
+
 _ALIGNMENT = 64
+_MADV_POPULATE_WRITE = 23  # Linux 5.14
+_TOUCHED_AT_ONCE = 32 << 20
+_LEFT_FREE = 2 << 30
+_IDLE_SECONDS = 0.1
 
 
 class Arena:
@@ -60,6 +71,27 @@ def pages(size: int) -> Tensor:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             found.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(found, dtype=torch.uint8)
+
+
+def touch(flat: Tensor, size: int, idle: Callable[[], bool], stopped: threading.Event) -> None:
+    """Let the system back the first bytes of `pages` with memory while nothing else is to be done.
+
+    Returns when it has, when `stopped`, when memory gets scarce, or where a kernel cannot do so ahead of use.
+    """
+    madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
+    if madvise is None:
+        return
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for start in range(0, min(size, flat.nbytes), _TOUCHED_AT_ONCE):
+        while not idle():
+            if stopped.wait(_IDLE_SECONDS):
+                return
+        if stopped.is_set() or os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE < _LEFT_FREE:
+            return
+        length = min(_TOUCHED_AT_ONCE, flat.nbytes - start)
+        if madvise(flat.data_ptr() + start, length, _MADV_POPULATE_WRITE):
+            log.debug("memory cannot be populated: %s", os.strerror(ctypes.get_errno()))
+            return
 
 
 def rounded(size: int) -> int:

@@ -42,6 +42,7 @@ class FastEngine(Engine):
         self._runner = model
         budget = config.kv_memory_bytes or _share_of_free_memory(model.layout.device)
         self._memory = kv.Memory(model.layout, budget, model.reads_beyond)
+        self._stop_touching: Callable[[], None] = lambda: None
         self._clock = clock
         self._model_seconds = 0.0
         self._scheduler = Scheduler(self._memory, config, self.stats, clock)
@@ -97,7 +98,12 @@ class FastEngine(Engine):
             pass
         self.stats.kv_bytes_in_use = self._memory.used
 
+    def touch_memory(self) -> None:
+        """Take the memory for keys and values from the system while there is no work."""
+        self._stop_touching = self._memory.touch_while(lambda: not self.has_work)
+
     def close(self) -> None:
+        self._stop_touching()
         with self._lock:
             self._waiting.clear()
             self._running.clear()

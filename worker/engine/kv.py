@@ -7,7 +7,8 @@ tokens in one, which may be what a request that has ended leaves behind: then no
 import functools
 import logging
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -178,6 +179,17 @@ class Memory:
         self.budget = budget
         self.used = 0
         self._zeroed = zeroed
+
+    def touch_while(self, idle: Callable[[], bool]) -> Callable[[], None]:
+        """Take the memory of the budget from the system ahead of its use, while `idle`; return what stops it.
+
+        The first use of a page costs several times as much as writing keys and values to it.
+        """
+        stopped = threading.Event()
+        if self.layout.device.type == "cpu":
+            task = (self._flat, self.budget, idle, stopped)
+            threading.Thread(target=arena.touch, args=task, name="touch", daemon=True).start()
+        return stopped.set
 
     def fits(self, tokens: int) -> bool:
         """Tell whether so many more tokens fit."""

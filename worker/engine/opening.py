@@ -28,6 +28,8 @@ def open_model(source: str, config: EngineConfig, name: str | None = None) -> En
         reason = f"it does not generate: {type(error).__name__}: {error}".split("\n")[0]
         raise errors.ModelUnavailable(name=name, source=source, reason=reason) from error
     heap.freeze()
+    if isinstance(engine, FastEngine):
+        engine.touch_memory()
     return engine
 
 

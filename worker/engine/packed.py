@@ -28,7 +28,7 @@ _Product = library.structure(
 
 
 class PackedLinear(nn.Module):
-    """A linear layer x [..., inputs] -> [..., outputs] that can scale its rows before or add to them after."""
+    """A linear layer x [..., inputs] -> [..., outputs]; it can scale rows before and add to them after."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Take a weight [outputs, inputs] and a bias [outputs]."""

@@ -1,8 +1,11 @@
 """Blocks are used again, storages live as long as their references, what can stay is not copied."""
 
+import os
 import random
+import threading
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.unit.engine import hashing
 from tests.unit.engine.conftest import request
-from worker.engine import EngineConfig, kv, loader, prefix
+from worker.engine import EngineConfig, arena, kv, loader, prefix
 from worker.engine.arena import Arena, rounded
 from worker.engine.fast import FastEngine
 from worker.engine.step import Part, Write
@@ -293,3 +296,34 @@ def test_kv_in_a_storage_that_leaves_no_room_is_computed_again(tiny_loaded: load
         assert done.token_ids == expected[-4:]
     engine.forget_prefixes()
     assert engine.stats.kv_bytes_in_use == 0
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_memory_is_touched_ahead_only_while_idle() -> None:
+    idle = threading.Event()
+    flat, stopped = arena.pages(64 << 20), threading.Event()
+    before = resident_bytes()
+    thread = threading.Thread(target=arena.touch, args=(flat, flat.nbytes, idle.is_set, stopped))
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    assert resident_bytes() - before < 16 << 20
+    idle.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    if int(os.uname().release.split(".")[0]) >= 6:  # older kernels may not do it
+        assert resident_bytes() - before > 48 << 20
+    assert not bool(flat.any())
+
+
+def test_touching_ends_when_the_engine_does() -> None:
+    stopped = threading.Event()
+    flat = arena.pages(1 << 20)
+    thread = threading.Thread(target=arena.touch, args=(flat, flat.nbytes, lambda: False, stopped))
+    thread.start()
+    stopped.set()
+    thread.join(5)
+    assert not thread.is_alive()
