@@ -12,7 +12,7 @@ _KV_BYTES = 4 << 30
 
 
 def load(config: dict[str, Any]) -> Callable[[child.Workload], child.Ran]:
-    """Open the engine a worker would open for this model, in fp32, with as much memory for KV as the peers."""
+    """Open the engine a worker would open for this model, in fp32; the peers have as much memory for KV."""
     model = ModelSettings(source=config["model"], dtype="float32")
     settings = Settings.load(models={"bench": model}, kv_memory_bytes=_KV_BYTES)
     return Runs(open_engine("bench", model, settings))
