@@ -27,8 +27,6 @@ _MEMORY_BYTES = 1 << 30
 class NoModel:
     """A runner that computes nothing: its logits are zeros, and its keys and values as small as can be."""
 
-    reads_beyond = False
-
     def __init__(self, vocabulary: int) -> None:
         self.layout = kv.Layout(((1, 1, 1),), torch.float32, torch.device("cpu"))
         self.reads_beyond = False

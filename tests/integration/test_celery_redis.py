@@ -53,7 +53,7 @@ def test_goes_on_consuming_after_redis_restarts(
         _restart(server, down_seconds)
         time.sleep(1.5)  # a message sent into the cut may be lost: wakes are disposable
         _deliver(worker)
-        opened.append(worker.descriptors)
+        opened.append(_settled_descriptors(worker))
     assert opened[-1] <= opened[0], "a reconnect leaks no descriptor"
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
@@ -61,6 +61,15 @@ def test_goes_on_consuming_after_redis_restarts(
     assert worker.inspect("engine")["state"] == "serving"
     worker.signal()
     assert worker.exit_code(5) == 0, worker.log
+
+
+def _settled_descriptors(worker: celery_worker.Worker) -> int:
+    """Return the fewest of two seconds: connections that come and go are no leak."""
+    fewest = worker.descriptors
+    for _ in range(20):
+        time.sleep(0.1)
+        fewest = min(fewest, worker.descriptors)
+    return fewest
 
 
 def test_stops_while_redis_is_away(worker: celery_worker.Worker, server: embedded.RedisServer) -> None:

@@ -158,3 +158,23 @@ def test_disabled_holds_in_its_own_thread_alone(compiler: Path) -> None:
         assert library.kernels(torch.float64, _CPU) is None
         assert other.submit(library.kernels, torch.float64, _CPU).result() is not None
     assert library.kernels(torch.float64, _CPU) is not None
+
+
+def test_a_cache_that_others_can_write_to_is_not_loaded(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "shared"))
+    (tmp_path / "shared" / "longhaul" / "kernels").mkdir(parents=True)
+    (tmp_path / "shared" / "longhaul" / "kernels").chmod(0o777)
+    with pytest.raises(library.Unavailable, match="can be written to by others"):
+        library._cache()
+
+
+def test_a_user_without_a_home_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(library.Path, "home", homeless)
+    with pytest.raises(library.Unavailable, match="XDG_CACHE_HOME"):
+        library._cache()

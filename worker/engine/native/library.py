@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
@@ -151,14 +152,25 @@ def _cached() -> tuple[str, Path]:
     sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("*.[ch]*"))]
     facts = [*sources, version, *_FLAGS, *_MATHS, platform.machine(), _processor()]
     name = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longhaul" / "kernels"
-    return compiler, cache / f"{name}.so"
+    return compiler, _cache() / f"{name}.so"
+
+
+def _cache() -> Path:
+    """Return the directory of what was built, made when missing: one that only this user can write to."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longhaul" / "kernels"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.stat()
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        raise Unavailable(f"no cache directory, see XDG_CACHE_HOME: {error}") from error
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Unavailable(f"{folder} can be written to by others: what lies there is not loaded")
+    return folder
 
 
 def _build(compiler: str, path: Path) -> None:
     began = time.monotonic()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             draft = Path(folder, path.name)
             _output([compiler, *_FLAGS, *_MATHS, str(_SOURCE), "-o", str(draft)])
