@@ -54,7 +54,8 @@ def test_goes_on_consuming_after_redis_restarts(
         time.sleep(1.5)  # a message sent into the cut may be lost: wakes are disposable
         _deliver(worker)
         opened.append(_settled_descriptors(worker))
-    assert opened[-1] <= opened[0], "a reconnect leaks no descriptor"
+    # One that is opened late may come on top; a leak of one a reconnect would be two by now.
+    assert opened[-1] < opened[0] + 2, "a reconnect leaks no descriptor"
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
     _deliver(worker)
