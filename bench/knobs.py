@@ -34,7 +34,7 @@ ARRIVING: tuple[dict[str, Any], ...] = (
 @click.command()
 @click.option("--workload", type=click.Choice(workloads.NAMES), default="nested", show_default=True)
 @click.option("--n", type=click.IntRange(min=1), default=64, show_default=True, help="Requests.")
-@click.option("--arrivals", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Seconds apart.")
+@click.option("--arrivals", type=click.FloatRange(min=0), default=0.0, help="Seconds apart.")
 def main(workload: str, n: int, arrivals: float) -> None:
     """Run a WORKLOAD under each setting of the engine's knobs."""
     source = str(smollm2.ensure(report=True))
@@ -62,9 +62,7 @@ def measure(engine: Engine, work: Workload, arrivals: float) -> dict[str, float]
     }
 
 
-def _run(
-    engine: Engine, work: Workload, arrivals: float
-) -> tuple[dict[str, float], list[Completion], float]:
+def _run(engine: Engine, work: Workload, arrivals: float) -> tuple[dict[str, float], list[Completion], float]:
     """Run requests that come in so many seconds apart; return when each did, and the longest step."""
     waiting = _requests(work)
     started, added, done, longest = time.monotonic(), {}, [], 0.0
