@@ -131,7 +131,7 @@ class Settings(BaseSettings):
         None,
         gt=0,
         description="Memory for keys and values, kept prefixes included; None: a quarter of what is free"
-        " at the start, half on a GPU.",
+        " at the start, half on a GPU. An idle worker takes it from the system ahead of use.",
     )
     prefill_chunk_tokens: int = Field(
         512,

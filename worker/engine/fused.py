@@ -28,7 +28,7 @@ _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 def fuse_all(model: nn.Module, scorings: list[Scoring]) -> Iterator[packed.Replaced]:
     """Replace the layers that look like such a one; yield what was there."""
     rotary = Rotary()
-    last = max(range(len(scorings)), default=0)
+    last = len(scorings) - 1
     for parent in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for name, layer in list(parent.named_children()):
             if _looks_fusable(layer):
