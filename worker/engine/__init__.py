@@ -3,16 +3,27 @@
 from jobs import tokens
 from jobs.settings import ModelSettings, Settings
 from worker.engine.base import Engine
-from worker.engine.types import Completion, EngineConfig, Request, Sampling, Stats, Timings
+from worker.engine.types import (
+    Completion,
+    EmbeddingRequest,
+    EngineConfig,
+    Request,
+    Sampling,
+    Stats,
+    Timings,
+    TokenLogprobs,
+)
 
 __all__ = [
     "Completion",
+    "EmbeddingRequest",
     "Engine",
     "EngineConfig",
     "Request",
     "Sampling",
     "Stats",
     "Timings",
+    "TokenLogprobs",
     "open_engine",
 ]
 

@@ -14,7 +14,16 @@ class Sampling:
 
     `temperature` 0 is greedy. `top_p` 1, `top_k` 0 and `min_p` 0 keep every token. `seed` (any integer) and
     the position alone decide a draw. `stop` strings end the text before themselves; neither they nor the
-    end-of-sequence token end it before `min_tokens`, and with `ignore_eos` the latter never does.
+    end-of-sequence token end it before `min_tokens`, and with `ignore_eos` the latter never does. `n` choices
+    are made of one prompt, each with a seed of its own.
+
+    `logit_bias` (token id, bias) is added to the logits. A logit of a token that was sampled before loses
+    `presence_penalty` once and `frequency_penalty` as often as it was; one of a token that was sampled or is in
+    the prompt is divided by `repetition_penalty` if positive, else multiplied (Keskar et al. 2019). `grammar` is
+    what the output must be, in llguidance's Lark dialect.
+
+    `logprobs` asks for the log probability of each token under the model's own logits, and of so many of the
+    most probable ones; `prompt_logprobs` for the same of the prompt's tokens.
     """
 
     max_tokens: int
@@ -26,6 +35,14 @@ class Sampling:
     stop: tuple[str, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    grammar: str | None = None
 
     def fault(self) -> str | None:
         """Return what is wrong with these values in one line, or None."""
@@ -41,6 +58,16 @@ class Sampling:
             return f"min_p must be in [0, 1], not {self.min_p}"
         if "" in self.stop:
             return "a stop string must not be empty"
+        if self.n < 1:
+            return f"n must be at least 1, not {self.n}"
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            return f"repetition_penalty must be a number > 0, not {self.repetition_penalty}"
+        if not all(map(math.isfinite, (self.presence_penalty, self.frequency_penalty))):
+            return "presence_penalty and frequency_penalty must be numbers"
+        if not all(math.isfinite(bias) for _, bias in self.logit_bias):
+            return "each logit_bias must be a number"
+        if self.logprobs is not None and self.logprobs < 0:
+            return f"logprobs must be >= 0, not {self.logprobs}"
         return None
 
 
@@ -58,6 +85,14 @@ class Request:
 
 
 @dataclass(frozen=True)
+class EmbeddingRequest:
+    """One or more texts to embed, each as token ids. `id` as in a Request."""
+
+    id: str
+    inputs: tuple[list[int], ...]
+
+
+@dataclass(frozen=True)
 class Timings:
     """When a request was admitted to the running batch, had its first token, and finished (monotonic)."""
 
@@ -67,12 +102,23 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """The natural log probability of a token, and the most probable tokens with theirs, highest first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Completion:
     """What became of a request.
 
     `token_ids` are all sampled tokens, also those that end it or make up a stop string, which `text` does not
-    have. `cached_tokens` is how many prompt tokens were not computed because another request shared them.
-    `error` is one line, set only with finish_reason "error".
+    have; `logprobs` has one entry for each. `cached_tokens` is how many prompt tokens were not computed because
+    another request shared them. `prompt_logprobs` has an entry for each token of the prompt, the first None.
+    `others` are the choices after the first, in the order of their index. `embeddings` has a vector for each
+    input of an embedding request. `error` is one line, set only with finish_reason "error": no choice counts.
     """
 
     id: str
@@ -82,6 +128,15 @@ class Completion:
     cached_tokens: int | None
     timings: Timings
     error: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    embeddings: list[list[float]] | None = None
+    others: "tuple[Completion, ...]" = ()
+
+    @property
+    def choices(self) -> "tuple[Completion, ...]":
+        """All choices of the request, in the order of their index."""
+        return (self, *self.others)
 
 
 @dataclass(frozen=True)
