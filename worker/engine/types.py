@@ -18,9 +18,9 @@ class Sampling:
     are made of one prompt, each with a seed of its own.
 
     `logit_bias` (token id, bias) is added to the logits. A logit of a token that was sampled before loses
-    `presence_penalty` once and `frequency_penalty` as often as it was; one of a token that was sampled or is in
-    the prompt is divided by `repetition_penalty` if positive, else multiplied (Keskar et al. 2019). `grammar` is
-    what the output must be, in llguidance's Lark dialect.
+    `presence_penalty` once and `frequency_penalty` as often as it was; one of a token that was sampled or is
+    in the prompt is divided by `repetition_penalty` if positive, else multiplied (Keskar et al. 2019).
+    `grammar` is what the output must be, in llguidance's Lark dialect.
 
     `logprobs` asks for the log probability of each token under the model's own logits, and of so many of the
     most probable ones; `prompt_logprobs` for the same of the prompt's tokens.
@@ -115,10 +115,11 @@ class Completion:
     """What became of a request.
 
     `token_ids` are all sampled tokens, also those that end it or make up a stop string, which `text` does not
-    have; `logprobs` has one entry for each. `cached_tokens` is how many prompt tokens were not computed because
-    another request shared them. `prompt_logprobs` has an entry for each token of the prompt, the first None.
-    `others` are the choices after the first, in the order of their index. `embeddings` has a vector for each
-    input of an embedding request. `error` is one line, set only with finish_reason "error": no choice counts.
+    have; `logprobs` has one entry for each. `cached_tokens` is how many prompt tokens were not computed
+    because another request shared them. `prompt_logprobs` has an entry for each token of the prompt, the
+    first None. `others` are the choices after the first, in the order of their index. `embeddings` has a
+    vector for each input of an embedding request. `error` is one line, set only with finish_reason "error":
+    no choice counts.
     """
 
     id: str
