@@ -1,5 +1,6 @@
 """What every engine has in common: requests wait, are admitted, run, and come back as completions."""
 
+import dataclasses
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from worker.engine import choices
 from worker.engine.types import Completion, EngineConfig, FinishReason, Request, Row, Stats, Timings
 
 _WINDOW_REQUESTS = 1024
@@ -34,6 +36,8 @@ class Engine(ABC):
         self._waiting: dict[str, Row] = {}
         self._running: dict[str, Row] = {}
         self._ready: list[Completion] = []
+        self._rows: dict[str, list[Row]] = {}
+        """The rows of each request that has not ended."""
 
     @staticmethod
     def load(source: str, config: EngineConfig | None = None) -> "Engine":
@@ -60,13 +64,15 @@ class Engine(ABC):
 
     @property
     def waiting(self) -> frozenset[str]:
+        """The requests of which something waits. One of several choices may run as well."""
         with self._lock:
-            return frozenset(self._waiting)
+            return frozenset(row.request_id for row in self._waiting.values())
 
     @property
     def running(self) -> frozenset[str]:
+        """The requests of which something runs."""
         with self._lock:
-            return frozenset(self._running)
+            return frozenset(row.request_id for row in self._running.values())
 
     def add(self, requests: Iterable[Request]) -> None:
         """Queue requests. An id that is here already starts anew; what cannot run comes back as an error."""
@@ -74,20 +80,21 @@ class Engine(ABC):
             for request in requests:
                 self.stats.requests_added += 1
                 self._drop(request.id)
-                row = Row(request)
                 reason = self._refusal(request)
                 if reason is None:
-                    self._waiting[request.id] = row
+                    rows = choices.rows_of(request)
+                    self._waiting |= {row.id: row for row in rows}
+                    self._rows[request.id] = rows
                 else:
-                    self._ready.append(self._completion(row, "error", error=reason))
+                    self._ready.append(self._completion(Row(request), "error", error=reason))
 
     def cancel(self, ids: Iterable[str]) -> None:
         """Stop requests, waiting or running: the next step returns them as cancelled. Ignores unknown ids."""
         with self._lock:
             for id in ids:
-                row = self._drop(id)
-                if row is not None:
-                    self._ready.append(self._completion(row, "cancelled"))
+                for row in self._drop(id)[:1]:
+                    completion = self._completion(row, "cancelled")
+                    self._ready.append(dataclasses.replace(completion, id=id))
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Run requests to their end and yield completions as they finish, in any order."""
@@ -104,27 +111,35 @@ class Engine(ABC):
         finally:
             self.expects_more = True
 
-    def _drop(self, id: str) -> Row | None:
-        row = self._waiting.pop(id, None) or self._running.pop(id, None)
-        if row is not None:
+    def _forget_all(self) -> None:
+        with self._lock:
+            for held in (self._waiting, self._running, self._ready, self._rows):
+                held.clear()
+
+    def _drop(self, id: str) -> list[Row]:
+        """Take all rows of a request out; return them."""
+        rows = self._rows.pop(id, [])
+        for row in rows:
+            self._waiting.pop(row.id, None)
+            self._running.pop(row.id, None)
             row.dropped = True
-        return row
+        return rows
 
     def _admit(self, rows: list[Row]) -> list[Row]:
         """Move waiting rows to the running ones, without those that were lost or cancelled meanwhile."""
         if not rows:
             return []
-        lost = set(self.on_admit([row.id for row in rows]))
+        fresh = list(dict.fromkeys(row.request_id for row in rows if not row.request_runs))
+        lost = set(self.on_admit(fresh)) if fresh else ()
         now = time.monotonic()
         admitted = []
         with self._lock:
+            for id in lost:
+                self._drop(id)
             for row in rows:
                 if row.dropped:
                     continue
                 del self._waiting[row.id]
-                if row.id in lost:
-                    row.dropped = True
-                    continue
                 row.admitted = now
                 self._running[row.id] = row
                 admitted.append(row)
@@ -132,9 +147,13 @@ class Engine(ABC):
 
     def _finish(self, row: Row, completion: Completion) -> None:
         with self._lock:
-            if not row.dropped:
-                del self._running[row.id]
-                self._ready.append(completion)
+            if row.dropped:
+                return
+            del self._running[row.id]
+            whole = completion if row.family is None else row.family.take(completion)
+            if whole is not None:
+                self._drop(whole.id)
+                self._ready.append(whole)
 
     def _take_ready(self) -> list[Completion]:
         with self._lock:
@@ -159,6 +178,8 @@ class Engine(ABC):
             return (
                 f"{prompt} prompt tokens and {output} max_tokens exceed the context of {self.context_tokens}"
             )
+        if any(not 0 <= id < self._vocabulary for id, _ in request.sampling.logit_bias):
+            return f"logit_bias has token ids outside of the model's {self._vocabulary}"
         return request.sampling.fault()
 
     def _completion(

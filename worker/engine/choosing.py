@@ -1,40 +1,123 @@
-"""The next token of many sequences at once: greedy rows by one argmax, sampled rows by one draw."""
+"""The next token of many rows at once: greedy ones by one argmax, sampled ones by one draw.
+
+In this order: repetition, presence and frequency penalties, logit bias, what may not end yet, the grammar;
+then, for rows that are sampled, temperature, top_k, top_p and min_p. Log probabilities are of the logits
+before all that.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from worker.engine import sampling
-from worker.engine.sequence import Sequence
+from worker.engine import logprobs, penalties, sampling
+from worker.engine.grammar import GrammarFailed
+from worker.engine.rows import RowState, one_line
+from worker.engine.types import TokenLogprobs
 
-# Below this, dividing by the temperature overflows; the result would be greedy anyhow.
-_GREEDY_TEMPERATURE = 1e-5
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 
 @torch.inference_mode()  # logits come from it, and may be changed in place only in it
-def choose(sequences: list[Sequence], logits: Tensor) -> list[int]:
-    """Return the next token of each sequence from its logits [R, V]; mark those whose logits are not
-    finite.
+def choose(states: Sequence[RowState], logits: Tensor) -> list[int]:
+    """Return the next token of each row from its logits [R, V], which change. A row for which that cannot be
+    done has its `failure` set, and a token that does not count.
     """
-    for row, sequence in enumerate(sequences):
-        state = sequence.state
+    asking = [row for row, state in enumerate(states) if state.row.request.sampling.logprobs is not None]
+    own = {row: logits[row].clone() for row in asking if states[row].changes_logits}
+    changed = [row for row, state in enumerate(states) if state.changes_logits]
+    if changed:
+        _change(states, logits, changed)
+    highest = _highest(logits)
+    _check(states, logits.gather(1, highest[:, None])[:, 0].tolist())
+    chosen: list[int] = highest.tolist()
+    for row, token_id in _drawn(states, logits).items():
+        chosen[row] = token_id
+    if asking:
+        kept = logits if not own and len(asking) == len(states) else None
+        rows = kept if kept is not None else torch.stack([own.get(row, logits[row]) for row in asking])
+        _note_logprobs([states[row] for row in asking], rows, [chosen[row] for row in asking])
+    return chosen
+
+
+def _check(states: Sequence[RowState], highest: list[float]) -> None:
+    """Fail the rows whose highest logit is not a number that can be chosen."""
+    for state, value in zip(states, highest, strict=True):
+        if not math.isfinite(value) and state.failure is None:
+            allowed = "no token is allowed by the request's own parameters"
+            state.failure = (
+                allowed
+                if value == -math.inf and state.changes_logits
+                else "the model's logits are not finite numbers"
+            )
+
+
+def _change(states: Sequence[RowState], logits: Tensor, rows: list[int]) -> None:
+    """Turn the model's logits into those that tokens are chosen from, in place."""
+    penalties.adjust(logits, [(row, a) for row in rows if (a := states[row].adjustments) is not None])
+    for row in rows:
+        state = states[row]
         if state.end_ids and not state.may_end:
             logits[row, sorted(state.end_ids)] = -torch.inf
-    ids = _highest(logits)
-    finite = torch.isfinite(logits.gather(1, ids[:, None])[:, 0]).tolist()
-    chosen: list[int] = ids.tolist()
-    sampled = []
-    for row, sequence in enumerate(sequences):
-        sequence.state.broken = not finite[row]
-        if finite[row] and sequence.row.request.sampling.temperature >= _GREEDY_TEMPERATURE:
-            sampled.append(row)
-    if sampled:
-        wanted = [sequences[row].row.request.sampling for row in sampled]
-        positions = [len(sequences[row].row.token_ids) for row in sampled]
-        parameters = sampling.Parameters.of(wanted, logits.device)
-        rows = logits if len(sampled) == len(sequences) else logits[sampled]
-        for row, token_id in zip(sampled, sampling.draw(rows, parameters, positions).tolist(), strict=True):
-            chosen[row] = token_id
-    return chosen
+        if state.constraint is not None and state.failure is None:
+            try:
+                state.constraint.restrict(logits[row])
+            except Exception as error:  # a grammar may fail in ways of its own: its row alone ends
+                state.failure = str(error) if isinstance(error, GrammarFailed) else one_line(error)
+
+
+def _drawn(states: Sequence[RowState], logits: Tensor) -> dict[int, int]:
+    """Return the tokens of the rows that are sampled."""
+
+    def draw(rows: list[int]) -> dict[int, int]:
+        wanted = [states[row].row.request.sampling for row in rows]
+        positions = [len(states[row].row.token_ids) for row in rows]
+        those = logits if len(rows) == len(states) else logits[rows]
+        drawn = sampling.draw(those, sampling.Parameters.of(wanted, logits.device), positions).tolist()
+        return dict(zip(rows, drawn, strict=True))
+
+    sampled = [
+        row
+        for row, state in enumerate(states)
+        if state.failure is None and not state.row.request.sampling.greedy
+    ]
+    return _each_alone(states, sampled, draw)
+
+
+def _each_alone(
+    states: Sequence[RowState], rows: list[int], call: Callable[[list[int]], dict[int, Result]]
+) -> dict[int, Result]:
+    """Return what `call` gives for the rows together; if it raises, row by row: who raises alone fails."""
+    if not rows:
+        return {}
+    try:
+        return call(rows)
+    except Exception as error:  # whatever it is, one of the rows is at fault, or each is
+        if len(rows) == 1:
+            states[rows[0]].failure = one_line(error)
+            return {}
+        log.warning("rows are tried one by one rows=%d", len(rows), exc_info=True)
+    found: dict[int, Result] = {}
+    for row in rows:
+        found |= _each_alone(states, [row], call)
+    return found
+
+
+def _note_logprobs(states: Sequence[RowState], logits: Tensor, chosen: list[int]) -> None:
+    """Give rows the log probabilities of their tokens, by the model's own logits [R, V]."""
+
+    def of(rows: list[int]) -> dict[int, TokenLogprobs]:
+        wanted = [states[row].row.request.sampling.logprobs or 0 for row in rows]
+        those = logits if len(rows) == len(states) else logits[rows]
+        return dict(zip(rows, logprobs.of_tokens(those, [chosen[row] for row in rows], wanted), strict=True))
+
+    good = [row for row, state in enumerate(states) if state.failure is None]
+    for row, found in _each_alone(states, good, of).items():
+        states[row].logprobs.append(found)
 
 
 def _highest(logits: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from jobs import errors
-from worker.engine import batching, loader, padding, running
+from worker.engine import batching, grammar, loader, padding, running
 from worker.engine.base import Engine
 from worker.engine.rows import RowState
 from worker.engine.types import Completion, EngineConfig, Row
@@ -32,6 +32,7 @@ class FallbackEngine(Engine):
     def __init__(self, loaded: loader.Loaded, config: EngineConfig) -> None:
         super().__init__(loaded.tokenizer, loaded.context_tokens, loaded.vocabulary, config)
         self._loaded = loaded
+        self._grammars = grammar.Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
         self._batch_tokens = config.max_batch_tokens or _BATCH_TOKENS
         self._busy = False
         self._lost: BaseException | None = None
@@ -80,10 +81,7 @@ class FallbackEngine(Engine):
         atexit.unregister(self.close)
         self._batches.put(None)
         self._thread.join(_CLOSE_SECONDS)
-        with self._lock:
-            self._waiting.clear()
-            self._running.clear()
-            self._ready.clear()
+        self._forget_all()
         del self._loaded
         gc.collect()
         if torch.cuda.is_available():
@@ -131,7 +129,8 @@ class FallbackEngine(Engine):
 
     def _run(self, rows: list[Row]) -> None:
         """Run rows to their end, in as many batches as memory asks for."""
-        states = {row: RowState(row, self._loaded.tokenizer, self._loaded.eos_ids) for row in rows}
+        loaded = self._loaded
+        states = {row: RowState(row, loaded.tokenizer, loaded.eos_ids, self._grammars) for row in rows}
         one_by_one = False
         while states and not self._closing.is_set():
             limits = replace(self._limits(), rows=1) if one_by_one else self._limits()

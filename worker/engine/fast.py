@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from worker.engine import choosing, guards, heap, kv, loader, packing, prefix, runner
+from worker.engine import choosing, grammar, guards, heap, kv, loader, packing, prefix, runner
 from worker.engine.base import Engine
 from worker.engine.rows import RowState
 from worker.engine.scheduler import Batch, Scheduler
@@ -39,6 +39,7 @@ class FastEngine(Engine):
     ) -> None:
         super().__init__(loaded.tokenizer, loaded.context_tokens, loaded.vocabulary, config)
         self._eos_ids = loaded.eos_ids
+        self._grammars = grammar.Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
         self._runner = model
         budget = config.kv_memory_bytes or _share_of_free_memory(model.layout.device)
         self._memory = kv.Memory(model.layout, budget, model.reads_beyond)
@@ -64,8 +65,10 @@ class FastEngine(Engine):
         with heap.growing():
             super().add(requests)
             with self._lock:
-                rows = dict.fromkeys(self._waiting[r.id] for r in requests if r.id in self._waiting)
-            self._scheduler.add((row, RowState(row, self.tokenizer, self._eos_ids)) for row in rows)
+                rows = dict.fromkeys(row for r in requests for row in self._rows.get(r.id, ()))
+            self._scheduler.add(
+                (row, RowState(row, self.tokenizer, self._eos_ids, self._grammars)) for row in rows
+            )
 
     def step(self) -> list[Completion]:
         started, model = time.perf_counter(), self._model_seconds
@@ -104,10 +107,7 @@ class FastEngine(Engine):
 
     def close(self) -> None:
         self._stop_touching()
-        with self._lock:
-            self._waiting.clear()
-            self._running.clear()
-            self._ready.clear()
+        self._forget_all()
         self._memory = kv.Memory(self._memory.layout, self._memory.budget)
         self._scheduler = Scheduler(self._memory, self.config, self.stats, self._clock)
         del self._runner
@@ -120,18 +120,20 @@ class FastEngine(Engine):
         with self._model_runs():
             logits = self._runner.step(packed.step)
         self._count(batch, packed.step.attention_calls)
-        of_sequences = []
+        rows, sequences = [], []
         for row, end in enumerate(packed.ends):
             if isinstance(end, prefix.Node):
                 end.logits = logits[row].clone()
-            else:
-                of_sequences.append((row, end))
-        if len(of_sequences) == len(packed.ends):
-            self._choose([sequence for _, sequence in of_sequences], logits)
+            elif isinstance(end, Sequence):
+                rows.append(row)
+                sequences.append(end)
+        for scored in packed.scored:
+            scored.sequence.state.score_prompt(scored.first, logits[scored.rows])
+        if len(rows) == len(logits):
+            self._choose(sequences, logits)
             return
-        if of_sequences:
-            rows = torch.tensor([row for row, _ in of_sequences], device=logits.device)
-            self._choose([sequence for _, sequence in of_sequences], logits[rows])
+        if sequences:
+            self._choose(sequences, logits[torch.tensor(rows, device=logits.device)])
         self._continue_from(self._ready_prompts())
 
     @contextmanager
@@ -152,7 +154,7 @@ class FastEngine(Engine):
     def _choose(self, sequences: list[Sequence], logits: Tensor) -> None:
         """Give each sequence its next token; hand over those that end."""
         with self._model_runs():  # on a GPU this is where its forward is waited for
-            token_ids = choosing.choose(sequences, logits)
+            token_ids = choosing.choose([sequence.state for sequence in sequences], logits)
         now = time.monotonic()
         for sequence, token_id in zip(sequences, token_ids, strict=True):
             if sequence.row.dropped:

@@ -14,11 +14,21 @@ from worker.engine.step import Part, Step, Tokens, Write
 
 
 @dataclass(frozen=True)
+class Scored:
+    """Rows of a step's logits that score a prompt: those after its tokens from position `first` on."""
+
+    sequence: Sequence
+    first: int
+    rows: slice
+
+
+@dataclass(frozen=True)
 class Packed:
-    """A step and, for each row of its logits, whose last token it is."""
+    """A step and, for each row of its logits, whose last token it is; None: it is one in `scored`."""
 
     step: Step
-    ends: list[Sequence | prefix.Node]
+    ends: list[Sequence | prefix.Node | None]
+    scored: list[Scored]
 
 
 def pack(batch: Batch, device: torch.device, cascade: bool = True) -> Packed:
@@ -39,7 +49,8 @@ class _Packer:
         self._ids: list[int] = []
         self._positions: list[int] = []
         self._wanted: list[int] = []
-        self._ends: list[Sequence | prefix.Node] = []
+        self._ends: list[Sequence | prefix.Node | None] = []
+        self._scored: list[Scored] = []
         self._writes: list[Write] = []
         self._spans: list[tuple[slice, dict[str, Any]]] = []
         self._earlier: list[tuple[slice, dict[str, Any]]] = []
@@ -85,9 +96,20 @@ class _Packer:
         if before:
             fields |= {"first": first, "length": before}
             self._earlier.append((tokens, fields | {"start": start, "all_seen": True}))
+        if isinstance(target, Sequence) and target.scored:
+            self._score(target, chunk, tokens.start)
         if chunk.last and (isinstance(target, Sequence) or target.ends):
             self._wanted.append(tokens.stop - 1)
             self._ends.append(target)
+
+    def _score(self, sequence: Sequence, chunk: Chunk, at: int) -> None:
+        """Want the logits after each token of a chunk that another token of the prompt follows."""
+        count = min(len(chunk.tokens), sequence.prompt_length - 1 - chunk.first)
+        if count > 0:
+            rows = slice(len(self._wanted), len(self._wanted) + count)
+            self._scored.append(Scored(sequence, chunk.first, rows))
+            self._wanted += range(at, at + count)
+            self._ends += [None] * count
 
     def packed(self, cascade: bool) -> Packed:
         positions = self._tensor(self._positions)
@@ -102,7 +124,7 @@ class _Packer:
                 shared.append(self._part(tokens, positions, fields))
         _mark_last(shared, len(self._ids))
         step = Step(self._tensor(self._ids), positions, self._tensor(self._wanted), self._writes, own, shared)
-        return Packed(step, self._ends)
+        return Packed(step, self._ends, self._scored)
 
     def _sits_on(self, nodes: list[prefix.Node], tokens: slice) -> None:
         for node in nodes:

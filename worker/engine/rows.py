@@ -1,36 +1,92 @@
 """One row of a batch: takes token after token and knows when it has ended, and with what text."""
 
+import logging
+
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from worker.engine import stop
-from worker.engine.types import Completion, FinishReason, Row, Timings
+from worker.engine import grammar, logprobs, stop
+from worker.engine.penalties import Adjustments
+from worker.engine.types import Completion, FinishReason, Row, Timings, TokenLogprobs
+
+log = logging.getLogger(__name__)
 
 
 class RowState:
     """Turns the tokens sampled for one row into its completion, by the row's own parameters."""
 
-    def __init__(self, row: Row, tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        row: Row,
+        tokenizer: PreTrainedTokenizerBase,
+        eos_ids: frozenset[int],
+        grammars: grammar.Grammars | None = None,
+    ) -> None:
         self.row = row
         self.done = False
-        self.broken = False
-        """Its last logits were not numbers, so that no token can be taken from them."""
+        self.failure: str | None = None
+        """Why no token can be taken from its last logits."""
         self._tokenizer = tokenizer
         wanted = row.request.sampling
         special = _special_tokens(tokenizer, wanted.stop)
         self.end_ids = frozenset(special.values()) | (frozenset() if wanted.ignore_eos else eos_ids)
         texts = tuple(text for text in wanted.stop if text not in special)
         self._matcher = stop.StopMatcher(self._decode, texts, wanted.min_tokens)
+        self.adjustments = Adjustments.of(wanted, row.request.prompt_ids, row.token_ids)
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None] * len(row.request.prompt_ids)
+        self.constraint: grammar.Constraint | None = None
+        if wanted.grammar is not None:
+            assert grammars is not None
+            self._constrain(grammars, wanted.grammar)
+
+    def _constrain(self, grammars: grammar.Grammars, text: str) -> None:
+        try:
+            self.constraint = grammars.open(text)
+            self.constraint.prepare()
+        except Exception as error:  # the other rows are not to fail with it
+            self.failure = one_line(error)
+
+    @property
+    def unscored(self) -> bool:
+        """Whether log probabilities of its prompt are wanted and not known yet."""
+        return self.row.request.sampling.prompt_logprobs and None in self.prompt_logprobs[1:]
 
     @property
     def may_end(self) -> bool:
         """Whether the token about to be chosen may be one that ends the row."""
         return len(self.row.token_ids) + 1 >= self.row.request.sampling.min_tokens
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether its token is chosen from other logits than the model's own."""
+        masked = bool(self.end_ids) and not self.may_end
+        return masked or self.adjustments is not None or self.constraint is not None
+
+    def score_prompt(self, first: int, logits: Tensor) -> None:
+        """Note the log probabilities of the prompt's tokens after position `first`, from the logits [n, V] of
+        it and the positions after it.
+        """
+        following = self.row.request.prompt_ids[first + 1 : first + 1 + len(logits)]
+        most = [self.row.request.sampling.logprobs or 0] * len(following)
+        self.prompt_logprobs[first + 1 : first + 1 + len(following)] = logprobs.of_tokens(
+            logits, following, most
+        )
+
     def take(self, token_id: int, now: float) -> Completion | None:
-        """Take the next token; return the completion when it was the last one."""
+        """Take the next token; return the completion when it was the last one. Never raises: what goes wrong
+        is this row's error.
+        """
+        if self.failure is not None:
+            return self._completion("error", "", now, self.failure)
+        try:
+            return self._take(token_id, now)
+        except Exception as error:  # a grammar or a tokenizer may raise anything; the other rows go on
+            log.warning("row failed id=%s", self.row.id, exc_info=True)
+            return self._completion("error", "", now, one_line(error))
+
+    def _take(self, token_id: int, now: float) -> Completion | None:
         row = self.row
-        if self.broken:
-            return self._completion("error", "", now, "the model's logits are not finite numbers")
         row.token_ids.append(token_id)
         if row.first_token is None:
             row.first_token = now
@@ -39,6 +95,8 @@ class RowState:
         before = self._matcher.text_before_stop(row.token_ids)
         if before is not None:
             return self._completion("stop", before, now)
+        if self.constraint is not None and self.constraint.take(token_id):
+            return self._completion("stop", self._decode(row.token_ids), now)
         if len(row.token_ids) >= row.max_tokens:
             text = self._decode(row.token_ids)
             before = self._matcher.cut(text)
@@ -47,6 +105,10 @@ class RowState:
                 if before is None
                 else self._completion("stop", before, now)
             )
+        if self.adjustments is not None:
+            self.adjustments.take(token_id)
+        if self.constraint is not None:
+            self.constraint.prepare()
         return None
 
     def _decode(self, token_ids: list[int]) -> str:
@@ -56,9 +118,24 @@ class RowState:
     def _completion(
         self, reason: FinishReason, text: str, now: float, error: str | None = None
     ) -> Completion:
-        row = self.row
+        row, wanted = self.row, self.row.request.sampling
         timings = Timings(row.admitted, row.first_token, now)
-        return Completion(row.id, list(row.token_ids), text, reason, 0, timings, error)
+        return Completion(
+            row.id,
+            list(row.token_ids),
+            text,
+            reason,
+            0,
+            timings,
+            error,
+            logprobs=None if wanted.logprobs is None else self.logprobs,
+            prompt_logprobs=self.prompt_logprobs if wanted.prompt_logprobs else None,
+        )
+
+
+def one_line(error: Exception) -> str:
+    """Return an exception as one line."""
+    return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...]) -> dict[str, int]:

@@ -16,14 +16,12 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from worker.engine import batching, padding, sampling
+from worker.engine import batching, choosing, padding
 from worker.engine.loader import Loaded
 from worker.engine.rows import RowState
 from worker.engine.types import Completion, Row, Stats
 
 log = logging.getLogger(__name__)
-# Below this, dividing by the temperature overflows; the result would be greedy anyhow.
-_GREEDY_TEMPERATURE = 1e-5
 
 
 class Batch:
@@ -66,6 +64,7 @@ class Batch:
             use_cache=True,
         )
         try:
+            self._score_prompts()
             self._loaded.model.generate(
                 **inputs,
                 generation_config=config,
@@ -76,6 +75,14 @@ class Batch:
             log.warning("generate raised rows=%d length=%d", len(rows), self._length, exc_info=True)
             return error.with_traceback(None)
         return None if self._steps else RuntimeError("generate ended before the first token")
+
+    @torch.inference_mode()
+    def _score_prompts(self) -> None:
+        """Run each prompt whose log probabilities are wanted: `generate` keeps the last logits only."""
+        for state in self._states:
+            if state.unscored:
+                ids = torch.tensor([state.row.request.prompt_ids], device=self._loaded.device)
+                state.score_prompt(0, self._loaded.model(input_ids=ids, use_cache=False).logits[0, :-1])
 
     def advance(self, token_ids: list[int]) -> list[bool]:
         """Give each row its next token; return which rows need no more of them."""
@@ -99,36 +106,21 @@ class Batch:
 
 
 class _Choose(LogitsProcessor):
-    """Leaves greedy rows as they are; of a sampled row only the drawn token stays, for argmax to take."""
+    """Chooses the next tokens and leaves only them, for argmax to take."""
 
     def __init__(self, states: list[RowState]) -> None:
         self._states = states
-        self._rows: list[int] = []
-        self._parameters = sampling.Parameters.of([], "cpu")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        finite = torch.isfinite(scores.amax(dim=-1)).tolist()
-        rows = []
-        for index, state in enumerate(self._states):
-            state.broken = not finite[index]
-            if state.end_ids and not state.may_end:
-                scores[index, sorted(state.end_ids)] = -torch.inf
-            sampled = state.row.request.sampling.temperature >= _GREEDY_TEMPERATURE
-            if sampled and finite[index] and not state.done:
-                rows.append(index)
-        if rows:
-            positions = [len(self._states[index].row.token_ids) for index in rows]
-            drawn = sampling.draw(scores[rows], self._parameters_of(rows, scores.device), positions)
-            scores[rows] = -torch.inf
-            scores[rows, drawn] = 0.0
+        rows = [index for index, state in enumerate(self._states) if not state.done]
+        live = scores if len(rows) == len(self._states) else scores[rows]
+        chosen = choosing.choose([self._states[index] for index in rows], live)
+        scores.fill_(-torch.inf)
+        scores[:, 0] = 0.0  # of rows that have ended
+        for index, token_id in zip(rows, chosen, strict=True):
+            scores[index, 0] = -torch.inf
+            scores[index, token_id] = 0.0
         return scores
-
-    def _parameters_of(self, rows: list[int], device: torch.device) -> sampling.Parameters:
-        if rows != self._rows:
-            self._rows = rows
-            wanted = [self._states[index].row.request.sampling for index in rows]
-            self._parameters = sampling.Parameters.of(wanted, device)
-        return self._parameters
 
 
 class _Advance(StoppingCriteria):

@@ -6,23 +6,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from worker.engine import seeds
 from worker.engine.types import Sampling
 
-_MASK = 2**64 - 1
 _FIRST_CANDIDATES = 1024
-
-
-def uniform(seed: int, position: int) -> float:
-    """Return the number in [0, 1) that decides the token at `position` (SplitMix64, Steele et al. 2014)."""
-    state = _mix(_mix(seed & _MASK) ^ (position * 0x9E3779B97F4A7C15 & _MASK))
-    return (state >> 11) * 2.0**-53
-
-
-def _mix(value: int) -> int:
-    value = value + 0x9E3779B97F4A7C15 & _MASK
-    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
-    return value ^ value >> 31
 
 
 @dataclass(frozen=True)
@@ -56,7 +43,7 @@ def draw(logits: Tensor, parameters: Parameters, positions: list[int]) -> Tensor
     a tiny change of the logits moves its steps a tiny bit, and another token is drawn only that close to one.
     """
     weights = filtered(logits, parameters).cumsum(dim=-1)
-    uniforms = [uniform(*draws) for draws in zip(parameters.seeds, positions, strict=True)]
+    uniforms = [seeds.uniform(*draws) for draws in zip(parameters.seeds, positions, strict=True)]
     total = weights[:, -1:]
     target = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * total
     # Rounding must not lift the target to the total: no token lies there.

@@ -144,7 +144,7 @@ class Scheduler:
         """Take an ended sequence out; what it has computed stays in the trie for others."""
         row = sequence.row
         self._lengths.learn(row.request.job, row.max_tokens, len(row.token_ids))
-        if self._config.share_prefixes:
+        if self._shares(row):
             self.admission.keep(sequence)
         self.drop(sequence)
 
@@ -158,12 +158,15 @@ class Scheduler:
 
     def _sequence(self, row: Row, state: RowState) -> Sequence:
         root, tokens = row.request.root, list(row.request.prompt_ids)
-        if not self._config.share_prefixes:
+        if not self._shares(row):
             root = f"{root}\0{row.id}"
         node = self.trie.insert(root, tokens)
         expected = self._lengths.expected(row.request.job, row.max_tokens)
         # Long expected outputs first, for a short tail.
         return Sequence(row, state, root, node, -expected.bit_length(), tokens, self._clock())
+
+    def _shares(self, row: Row) -> bool:
+        return self._config.share_prefixes and not row.request.sampling.prompt_logprobs
 
     def _due_in(self) -> float:
         """Return after how many seconds a waiting sequence will have waited as long as it may."""

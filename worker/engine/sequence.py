@@ -46,6 +46,11 @@ class Sequence:
         return self.row.admitted > 0
 
     @property
+    def scored(self) -> bool:
+        """Whether the log probabilities of its prompt are wanted: then all of it is computed for it alone."""
+        return self.row.request.sampling.prompt_logprobs
+
+    @property
     def uncomputed(self) -> int:
         return len(self.tokens) - self.computed
 

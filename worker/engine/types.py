@@ -2,10 +2,14 @@
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from worker.engine.choices import Family
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Kernels = Literal["auto", "native", "torch"]
+_GREEDY_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ class Sampling:
     logprobs: int | None = None
     prompt_logprobs: bool = False
     grammar: str | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the highest logit decides. Below this temperature, dividing by it overflows."""
+        return self.temperature < _GREEDY_TEMPERATURE
 
     def fault(self) -> str | None:
         """Return what is wrong with these values in one line, or None."""
@@ -243,6 +252,8 @@ class Row:
     """A request inside an engine, and how far it is."""
 
     request: Request
+    family: "Family | None" = None
+    """The request with several choices that it is one of."""
     admitted: float = 0.0
     first_token: float | None = None
     token_ids: list[int] = field(default_factory=list)
@@ -252,6 +263,16 @@ class Row:
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request it was added as."""
+        return self.request.id if self.family is None else self.family.request.id
+
+    @property
+    def request_runs(self) -> bool:
+        """Whether it, or another choice of its request, was admitted before."""
+        return any(row.admitted for row in ([self] if self.family is None else self.family.rows))
 
     @property
     def tokens(self) -> int:

@@ -75,7 +75,7 @@ def test_a_draw_depends_on_seed_and_position_alone() -> None:
 
 def test_uniforms_are_even_and_below_one() -> None:
     values = torch.tensor(
-        [sampling.uniform(seed, position) for seed in range(100) for position in range(100)]
+        [seeds.uniform(seed, position) for seed in range(100) for position in range(100)]
     )
     assert float(values.min()) >= 0
     assert float(values.max()) < 1
@@ -92,13 +92,13 @@ def test_uniforms_are_even_and_below_one() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 0, 2**63 - 1, 2**64, -(2**63)])
 def test_any_integer_is_a_seed(seed: int) -> None:
-    assert 0 <= sampling.uniform(seed, 10**6) < 1
+    assert 0 <= seeds.uniform(seed, 10**6) < 1
 
 
 def test_the_largest_uniform_draws_a_token_with_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "uniform", lambda seed, position: 1 - 2.0**-53)
+    monkeypatch.setattr(seeds, "uniform", lambda seed, position: 1 - 2.0**-53)
     logits = torch.tensor([[0.0, 1.0, -torch.inf]])
     assert sampling.draw(logits, sampling.Parameters.of([Sampling(1)], "cpu"), [0]).tolist() == [1]
-    monkeypatch.setattr(sampling, "uniform", lambda seed, position: 0.0)
+    monkeypatch.setattr(seeds, "uniform", lambda seed, position: 0.0)
     logits = torch.tensor([[-torch.inf, 1.0, 0.0]])
     assert sampling.draw(logits, sampling.Parameters.of([Sampling(1)], "cpu"), [0]).tolist() == [1]
