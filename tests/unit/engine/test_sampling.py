@@ -10,7 +10,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from worker.engine import Sampling, sampling
+from worker.engine import Sampling, sampling, seeds
 
 ROWS = [
     Sampling(1, temperature=1.0),
@@ -74,9 +74,7 @@ def test_a_draw_depends_on_seed_and_position_alone() -> None:
 
 
 def test_uniforms_are_even_and_below_one() -> None:
-    values = torch.tensor(
-        [seeds.uniform(seed, position) for seed in range(100) for position in range(100)]
-    )
+    values = torch.tensor([seeds.uniform(seed, position) for seed in range(100) for position in range(100)])
     assert float(values.min()) >= 0
     assert float(values.max()) < 1
     assert abs(float(values.mean()) - 0.5) < 0.01

@@ -1,0 +1,135 @@
+"""A request that makes the sampler, a grammar or the tokenizer raise fails alone, in both engines."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.engine import architectures
+from tests.unit.engine.conftest import request
+from worker.engine import Completion, Engine, EngineConfig, Request, grammar, loader, sampling
+from worker.engine.fallback import FallbackEngine
+from worker.engine.fast import FastEngine
+
+_PROMPT = [(7 * i) % 250 for i in range(20)]
+_BAD_SEED = 666
+Open = Callable[..., Engine]
+
+
+@pytest.fixture(params=["fast", "fallback"])
+def open_engine(request: pytest.FixtureRequest, tiny_loaded: loader.Loaded) -> Iterator[Open]:
+    opened: list[Engine] = []
+
+    def open_engine() -> Engine:
+        loaded = loader.wrap(architectures.build("llama"), tiny_loaded.tokenizer)
+        fast = request.param == "fast"
+        opened.append(
+            FastEngine.over(loaded, EngineConfig()) if fast else FallbackEngine(loaded, EngineConfig())
+        )
+        return opened[-1]
+
+    yield open_engine
+    for engine in opened:
+        engine.close()
+
+
+def _run(engine: Engine, bad: Request) -> tuple[Completion, list[list[int]]]:
+    """Run a bad request among good ones; return what became of it and the tokens of the others."""
+    good = [
+        request(str(i), [*_PROMPT, i], temperature=1.0, seed=i, max_tokens=6, ignore_eos=True)
+        for i in range(4)
+    ]
+    done = {c.id: c for c in engine.generate([*good[:2], bad, *good[2:]])}
+    assert [done[each.id].error for each in good] == [None] * len(good)
+    return done[bad.id], [done[each.id].token_ids for each in good]
+
+
+def test_a_sampler_that_raises(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = sampling.draw
+
+    def raising(logits: torch.Tensor, parameters: sampling.Parameters, positions: list[int]) -> torch.Tensor:
+        if _BAD_SEED in parameters.seeds and max(positions) >= 2:
+            raise ZeroDivisionError("a fault of the sampler")
+        return draw(logits, parameters, positions)
+
+    bad = request("bad", [*_PROMPT, 9], temperature=1.0, seed=_BAD_SEED, max_tokens=6, ignore_eos=True)
+    whole, expected = _run(open_engine(), bad)
+    assert whole.error is None
+    monkeypatch.setattr(sampling, "draw", raising)
+    failed, others = _run(open_engine(), bad)
+    assert failed.finish_reason == "error"
+    assert failed.error == "ZeroDivisionError: a fault of the sampler"
+    assert others == expected
+
+
+class _Failing(grammar.Constraint):
+    """Fails in the way its text names."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def _reach(self, where: str) -> None:
+        if where == self._where:
+            raise grammar.GrammarFailed(f"a fault in {where}")
+
+    def prepare(self) -> None:
+        self._reach("prepare")
+
+    def restrict(self, logits: Any) -> None:
+        self._reach("restrict")
+        if self._where == "nothing allowed":
+            logits.fill_(-torch.inf)
+
+    def take(self, token_id: int) -> bool:
+        self._reach("take")
+        return False
+
+
+@pytest.mark.parametrize("where", ["open", "prepare", "restrict", "take", "nothing allowed"])
+def test_a_grammar_that_raises(open_engine: Open, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    def open_grammar(self: grammar.Grammars, text: str) -> grammar.Constraint:
+        if text == "open":
+            raise grammar.GrammarFailed("a fault in open")
+        return _Failing(text)
+
+    monkeypatch.setattr(grammar.Grammars, "open", open_grammar)
+    failed, _ = _run(open_engine(), request("bad", [*_PROMPT, 9], grammar=where, max_tokens=6))
+    assert failed.finish_reason == "error"
+    expected = "no token is allowed" if where == "nothing allowed" else f"a fault in {where}"
+    assert expected in (failed.error or "")
+
+
+def test_a_tokenizer_that_raises(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_engine()
+    decode = engine.tokenizer.decode
+
+    def raising(ids: Any, **options: Any) -> str:
+        if len(ids) == 3:
+            raise ValueError("a fault of the tokenizer")
+        return str(decode(ids, **options))
+
+    monkeypatch.setattr(engine.tokenizer, "decode", raising)
+    failed, _ = _run(engine, request("bad", [*_PROMPT, 9], max_tokens=3, ignore_eos=True))
+    assert failed.error == "ValueError: a fault of the tokenizer"
+
+
+def test_a_bias_for_a_token_that_is_not_there(open_engine: Open) -> None:
+    failed, _ = _run(open_engine(), request("bad", [*_PROMPT, 9], logit_bias=((10**6, 1.0),)))
+    assert "logit_bias has token ids outside" in (failed.error or "")
+
+
+def test_one_choice_that_fails_fails_the_request(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = sampling.draw
+
+    def raising(logits: torch.Tensor, parameters: sampling.Parameters, positions: list[int]) -> torch.Tensor:
+        if _BAD_SEED in parameters.seeds and max(positions) >= 2:
+            raise ZeroDivisionError("a fault of the sampler")
+        return draw(logits, parameters, positions)
+
+    monkeypatch.setattr(sampling, "draw", raising)
+    bad = request("bad", [*_PROMPT, 9], temperature=1.0, seed=_BAD_SEED, n=3, max_tokens=6, ignore_eos=True)
+    failed, _ = _run(open_engine(), bad)
+    assert failed.id == "bad"
+    assert failed.finish_reason == "error"
+    assert failed.others == ()
