@@ -117,7 +117,7 @@ def _note_logprobs(states: Sequence[RowState], logits: Tensor, chosen: list[int]
 
     good = [row for row, state in enumerate(states) if state.failure is None]
     for row, found in _each_alone(states, good, of).items():
-        states[row].logprobs.append(found)
+        states[row].note_logprobs(found)
 
 
 def _highest(logits: Tensor) -> Tensor:

@@ -63,6 +63,10 @@ class RowState:
         masked = bool(self.end_ids) and not self.may_end
         return masked or self.adjustments is not None or self.constraint is not None
 
+    def note_logprobs(self, found: TokenLogprobs) -> None:
+        """Note the log probabilities of the token about to be taken; again, if it was not taken."""
+        self.logprobs[len(self.row.token_ids) :] = [found]
+
     def score_prompt(self, first: int, logits: Tensor) -> None:
         """Note the log probabilities of the prompt's tokens after position `first`, from the logits [n, V] of
         it and the positions after it.
