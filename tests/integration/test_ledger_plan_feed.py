@@ -296,7 +296,7 @@ def test_recovery_restores_finished_rows_before_the_plan_runs_again(ledger: Ledg
     ledger.complete(MODEL, entered.id, "new", support.finished(group.leases))
     job = ledger.job(entered.id)
     assert job is not None
-    assert (job.state, job.completed, job.failed, job.usage) == (State.FINALIZING, 3, 1, (12, 8, 4))
+    assert (job.state, job.completed, job.failed, job.usage) == (State.FINALIZING, 3, 1, (12, 8, 8, 4))
 
 
 def test_a_request_with_one_follower_undone_is_fed_again(ledger: Ledger) -> None:
