@@ -21,7 +21,7 @@ class Choice:
     finish_reason: str
     tokens: int
     reasoning_tokens: int = 0
-    logprobs: list[logprobs.Token] | None = None
+    scores: list[logprobs.Token] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def named(body: dict[str, Any], request_id: str) -> dict[str, Any]:
 
 
 def _text_choice(choice: Choice, answer: dict[str, Any]) -> dict[str, Any]:
-    scored = None if choice.logprobs is None else logprobs.completions(choice.logprobs)
+    scored = None if choice.scores is None else logprobs.completions(choice.scores)
     return {"text": choice.text, "logprobs": scored, "finish_reason": choice.finish_reason}
 
 
@@ -108,7 +108,7 @@ def _chat_choice(choice: Choice, answer: dict[str, Any]) -> dict[str, Any]:
         if calls:
             message["tool_calls"] = calls
             finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
-    scored = None if choice.logprobs is None else logprobs.chat(choice.logprobs)
+    scored = None if choice.scores is None else logprobs.chat(choice.scores)
     return {"message": message, "logprobs": scored, "finish_reason": finish_reason}
 
 

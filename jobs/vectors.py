@@ -2,14 +2,11 @@
 
 import base64
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from jobs import errors
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 def data(vectors: Sequence[Sequence[float]], params: dict[str, Any]) -> list[dict[str, Any]]:
@@ -28,7 +25,7 @@ def data(vectors: Sequence[Sequence[float]], params: dict[str, Any]) -> list[dic
     ]
 
 
-def _cut(vectors: "np.ndarray[Any, Any]", dimensions: int) -> "np.ndarray[Any, Any]":
+def _cut(vectors: Any, dimensions: int) -> Any:
     """Return the first numbers of each vector, at unit length (Kusupati et al. 2022)."""
     import numpy as np
 
@@ -40,11 +37,11 @@ def _cut(vectors: "np.ndarray[Any, Any]", dimensions: int) -> "np.ndarray[Any, A
     return kept / np.where(length > 0, length, 1)
 
 
-def _numbers(vector: "np.ndarray[Any, Any]") -> list[float]:
+def _numbers(vector: Any) -> list[float]:
     # orjson writes the shortest decimals that give the same float32, half as long as those of a float64.
     numbers: list[float] = orjson.loads(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY))
     return numbers
 
 
-def _base64(vector: "np.ndarray[Any, Any]") -> str:
+def _base64(vector: Any) -> str:
     return base64.b64encode(vector.tobytes()).decode()

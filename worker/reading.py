@@ -30,7 +30,7 @@ def choice(
         finish_reason=completion.finish_reason,
         tokens=len(completion.token_ids),
         reasoning_tokens=len(output.measured.before(thought)),
-        logprobs=scored,
+        scores=scored,
     )
 
 
@@ -110,7 +110,7 @@ def _token(
     texts: TokenText, score: TokenLogprobs, text: Measured, place: int, offset: int, continues: bool = False
 ) -> logprobs.Token:
     """Return a scored token. What a first token lacks of its bytes, those beside it lack too."""
-    begins = not continues and not any(text.pieces[:place])
+    begins = not continues and place <= text.first
     piece = texts.first_piece if begins else texts.piece
     data = text.pieces[place] or piece(score.token_id)
     top = tuple(

@@ -4,6 +4,7 @@ import codecs
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -33,6 +34,11 @@ class Measured:
     text: str
     pieces: list[bytes]
     starts: list[int]
+
+    @cached_property
+    def first(self) -> int:
+        """The place of the first token that brought anything."""
+        return next((place for place, piece in enumerate(self.pieces) if piece), 0)
 
     def before(self, characters: int) -> list[int]:
         """Return the places of the tokens that have a share in the first characters of the text."""
@@ -116,14 +122,14 @@ class TokenText:
 
     def _bytes_of(self, id: int) -> bytes:
         if id in self.special:
-            return self.special[id].encode()
+            return str(self.special[id]).encode()
         if self._decoder is None:
             return self._decode([id]).encode()
         return self._decoder.bytes_of(self._token(id))
 
     def _token(self, id: int) -> str:
         """Return a token as the vocabulary has it; a model may have more ids, which stand for nothing."""
-        return self._backend.id_to_token(id) or ""
+        return str(self._backend.id_to_token(id) or "")
 
     def _gained(self, ids: list[int]) -> list[bytes]:
         """Return what the text gains by each token, seen with a few tokens before it."""

@@ -284,7 +284,7 @@ def test_recovery_restores_finished_rows_before_the_plan_runs_again(ledger: Ledg
     assert unit is not None
     assert ledger.recover(entered) is None
     assert ledger.claim_unit() is None
-    rows = [Finished(f"{entered.id}:{row}", None, row, row == 2, 3, 2, 1) for row in (0, 2, 3)]
+    rows = [Finished(f"{entered.id}:{row}", None, row, row == 2, 3, 2, 2, 1) for row in (0, 2, 3)]
     assert ledger.complete(None, entered.id, "old", rows) == []
     # A zombie's part has row 0 too: it counts once, and the merge will pass it over.
     assert ledger.complete(None, entered.id, "zombie", rows[:1]) == [0]
