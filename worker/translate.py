@@ -60,7 +60,7 @@ class Translator:
         )
 
     def _choice(self, request: PlannedRequest, choice: Completion, whole: Completion) -> answers.Choice:
-        if not _needs_reading(request):
+        if not self._must_read(request):
             return answers.Choice(choice.text, choice.finish_reason, len(choice.token_ids))
         return reading.choice(self._texts, request, choice, whole.prompt_logprobs)
 
@@ -68,7 +68,8 @@ class Translator:
     def _texts(self) -> token_text.TokenText:
         return token_text.TokenText(self._tokenizer)
 
-
-def _needs_reading(request: PlannedRequest) -> bool:
-    """Tell whether an answer needs more than the engine's text."""
-    return request.endpoint != answers.CHAT or not request.params.keys().isdisjoint(("logprobs", "answer"))
+    def _must_read(self, request: PlannedRequest) -> bool:
+        """Tell whether an answer needs more than the engine's text."""
+        if not request.params.keys().isdisjoint(("logprobs", "answer")):
+            return True
+        return request.endpoint == answers.COMPLETIONS and self._texts.strips

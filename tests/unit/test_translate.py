@@ -21,7 +21,9 @@ NEUTRAL = {"max_tokens": 4, "temperature": 0.0, "stop": ["x"], "min_tokens": 0, 
 TIMES = Timings(1.0, 2.0, 10.0)
 
 
-def _request(endpoint: str = planning.CHAT, prompt_ids: list[int] | None = None, **params: Any):  # type: ignore[no-untyped-def]
+def _request(
+    endpoint: str = planning.CHAT, prompt_ids: list[int] | None = None, **params: Any
+) -> PlannedRequest:
     return PlannedRequest(
         f"{JOB}:4",
         JOB,
