@@ -78,6 +78,12 @@ class ContextLengthExceeded(ParameterRefused):
     param = "messages"
 
 
+class UnusableOutput(LonghaulError):
+    """The engine gave {what}."""
+
+    code = "engine_error"
+
+
 class SettingsError(LonghaulError):
     """{message}"""
 

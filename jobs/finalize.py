@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from jobs import checks, errors, ids, lines, results
-from jobs.records import FileRecord, JobRecord, Manifest, PartEntry, ResultRow
+from jobs.records import FileRecord, JobRecord, Manifest, PartEntry, ResultRow, usage_of
 from jobs.scratch import Scratch
 from jobs.settings import Settings
 from jobs.store import ObjectStore, Writer
@@ -64,7 +64,7 @@ class Merge:
             total=self.counts["total"],
             completed=self.counts["completed"],
             failed=self.counts["failed"],
-            usage=(self.summary.usage[0], self.summary.usage[1], self.summary.usage[2]),
+            usage=self.summary.usage,
             files=files,
             parts=[asdict(entry) for entry in kept],
         )
@@ -124,7 +124,7 @@ class Merge:
                 self.counts["failed"] += failed
                 if metrics is not None:
                     files.write("metrics", metrics)
-                    self.summary.add(orjson.loads(metrics), orjson.loads(usage))
+                    self.summary.add(orjson.loads(metrics), usage_of(orjson.loads(usage)))
             summary = self.summary.build(self.counts, self.record.created_at, self.settings.cost_per_hour)
             files.write("summary", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
         return {

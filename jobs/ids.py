@@ -42,6 +42,11 @@ def response_id(request_id: str) -> str:
     return "batch_req_" + hashlib.sha256(request_id.encode()).hexdigest()[:24]
 
 
+def call_id(request_id: str, choice: int, call: int) -> str:
+    """Return the `call_...` id of a tool call, which a rerun gives again too."""
+    return "call_" + hashlib.sha256(f"{request_id}:{choice}:{call}".encode()).hexdigest()[:24]
+
+
 def seed(request_id: str) -> int:
     """Derive the seed (63 bits) of a request that names none."""
     return int.from_bytes(hashlib.sha256(b"seed:" + request_id.encode()).digest()[:8], "big") >> 1

@@ -287,7 +287,8 @@ class Ledger:
         args: list[Argument] = []
         for row in rows:
             failed = "" if row.failed is None else int(row.failed)
-            args += [row.rid, row.token or "", row.row, failed, row.prompt, row.cached, row.completion]
+            args += [row.rid, row.token or "", row.row, failed]
+            args += [row.prompt, row.cached, row.completion, row.reasoning]
         answer = self._on_model("complete", job_id, part, self._window, *args, fingerprint=fingerprint)
         return list(map(int, answer))
 
@@ -329,15 +330,12 @@ class Ledger:
         self._finish("", manifest)
 
     def _finish(self, token: str, manifest: Manifest) -> None:
-        prompt, cached, completion = manifest.usage
         facts: dict[str, Argument] = {
             **manifest.times,
             "total": manifest.total,
             "completed": manifest.completed,
             "failed": manifest.failed,
-            "prompt": prompt,
-            "cached": cached,
-            "completion": completion,
+            **dict(zip(answers.TOKENS, manifest.usage, strict=True)),
         }
         args = (token, manifest.state, self._finished_seconds, *_flat(facts))
         self._on_model("finish", manifest.job_id, *args)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jobs import records
 from jobs.buckets import BOUNDS
 from jobs.ledger_types import Job, Lease, ModelDepth, State
 from jobs.records import PlannedRequest
@@ -17,6 +18,10 @@ TIMES = (
     "cancelling_at",
     "cancelled_at",
 )
+
+
+TOKENS = ("prompt", "cached", "completion", "reasoning")
+"""The fields of a job's usage, in the order of records.Usage."""
 
 
 def text(value: bytes | str) -> str:
@@ -39,7 +44,7 @@ def job(fields: Sequence[bytes], live: int) -> Job | None:
         total=int(known.get("total", 0)),
         completed=int(known.get("completed", 0)),
         failed=int(known.get("failed", 0)),
-        usage=(int(known.get("prompt", 0)), int(known.get("cached", 0)), int(known.get("completion", 0))),
+        usage=records.usage_of([int(known.get(name, 0)) for name in TOKENS]),
         times={name: float(known[name]) for name in TIMES if name in known},
         expires_at=float(known["expires_at"]),
         priority=int(known["priority"]),

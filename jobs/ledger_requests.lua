@@ -147,7 +147,7 @@ for list, entries in pairs(back) do push_back(list, entries) end
 return {}
 
 --@ complete
--- id, fingerprint, part, window, then (rid, token or '', row, failed, prompt, cached, completion)...
+-- id, fingerprint, part, window, then (rid, token or '', row, failed, prompt, cached, completion, reasoning)...
 -- Returns the refused rows. A row counts once: its done bit decides, so that nobody can double it.
 -- Twice: the part is in the index. One of which nothing was accepted is not kept there, but neither a lost
 -- token nor a done bit ever comes back, so the answer stays.
@@ -160,14 +160,14 @@ if place then
   return entry.skip
 end
 if state == '' or terminal[state] then
-  for at = 7, #ARGV, 7 do refused[#refused + 1] = tonumber(ARGV[at]) end
+  for at = 7, #ARGV, 8 do refused[#refused + 1] = tonumber(ARGV[at]) end
   return refused
 end
 local other = other_model(ARGV[2])
 if other then return other end
 local total, may, finished = tonumber(call('HGET', key.job, 'total') or 4294967296), {}, {}
-local sums = {completed = 0, failed = 0, prompt = 0, cached = 0, completion = 0}
-for at = 5, #ARGV, 7 do
+local sums = {completed = 0, failed = 0, prompt = 0, cached = 0, completion = 0, reasoning = 0}
+for at = 5, #ARGV, 8 do
   local rid, token, row, failed = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 3]
   if may[rid] == nil then
     may[rid] = token == '' or (key.owners ~= nil and owner_of(rid) == token)
@@ -178,7 +178,7 @@ for at = 5, #ARGV, 7 do
     if failed == '1' then sums.failed = sums.failed + 1 end
     if failed == '0' then sums.completed = sums.completed + 1 end
     sums.prompt, sums.cached = sums.prompt + ARGV[at + 4], sums.cached + ARGV[at + 5]
-    sums.completion = sums.completion + ARGV[at + 6]
+    sums.completion, sums.reasoning = sums.completion + ARGV[at + 6], sums.reasoning + ARGV[at + 7]
   else
     refused[#refused + 1] = row
   end

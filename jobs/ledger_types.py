@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypedDict
 
-from jobs.records import PlannedRequest
+from jobs.records import PlannedRequest, Usage
 
 
 class State(StrEnum):
@@ -29,7 +29,7 @@ class Job:
     """A job as Redis knows it. `times` holds the stamps it has (`created_at`, ...) in unix seconds.
 
     `total` is 0 until the plan has counted. `planned`: every shard is released. `fed` counts the requests put
-    into Redis so far, `live` those queued or leased now. `usage`: prompt, cached, completion tokens.
+    into Redis so far, `live` those queued or leased now. `usage` is of what has finished.
     """
 
     id: str
@@ -41,7 +41,7 @@ class Job:
     total: int
     completed: int
     failed: int
-    usage: tuple[int, int, int]
+    usage: Usage
     times: dict[str, float]
     expires_at: float
     priority: int
@@ -105,6 +105,7 @@ class Finished:
     prompt: int = 0
     cached: int = 0
     completion: int = 0
+    reasoning: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,25 @@
 """The values that modules hand to each other and write down: jobs, files, planned requests, results."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import orjson
+
+Usage = tuple[int, int, int, int]
+"""prompt, cached, completion, and reasoning tokens; the last are some of the completion's."""
+NO_USAGE: Usage = (0, 0, 0, 0)
+
+
+def usage_of(numbers: Sequence[int]) -> Usage:
+    """Return a usage that was written down; earlier versions wrote no reasoning tokens."""
+    prompt, cached, completion, *reasoning = numbers
+    return prompt, cached, completion, sum(reasoning)
+
+
+def added(usage: Usage, more: Usage) -> Usage:
+    """Return the sum of two usages."""
+    return usage[0] + more[0], usage[1] + more[1], usage[2] + more[2], usage[3] + more[3]
 
 
 class Record:
@@ -82,8 +98,12 @@ class ResultRow(Record):
     failed: bool
     line: dict[str, Any]
     metrics: dict[str, Any] | None
-    usage: tuple[int, int, int] = (0, 0, 0)
-    """prompt, cached, and completion tokens."""
+    usage: Usage = NO_USAGE
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Self:
+        found = cls(**orjson.loads(data))
+        return replace(found, usage=usage_of(found.usage))
 
 
 @dataclass(frozen=True)
@@ -105,8 +125,13 @@ class Manifest(Record):
     total: int
     completed: int
     failed: int
-    usage: tuple[int, int, int]
+    usage: Usage
     files: dict[str, dict[str, Any]]
     """kind (output, errors, metrics, summary) -> {id, key, bytes}; a kind with no line is absent."""
     errors: list[dict[str, Any]] = field(default_factory=list)
     parts: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Self:
+        found = cls(**orjson.loads(data))
+        return replace(found, usage=usage_of(found.usage))

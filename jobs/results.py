@@ -2,60 +2,34 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
-from jobs import errors, ids
-from jobs.records import PartEntry, PlannedRequest, ResultRow
+from jobs import answers, errors, ids
+from jobs.records import PartEntry, PlannedRequest, ResultRow, Usage
 from jobs.store import ObjectStore
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the engine made of a request. Durations in seconds; None is what the engine cannot know."""
-
-    text: str
-    finish_reason: str
-    completion_tokens: int
-    cached_tokens: int | None
-    started_at: float
-    """Unix time of admission to the running batch."""
-    finished_at: float
-    ttft_seconds: float | None
-    inter_token_seconds: float | None
-
-
 def rows_of(
-    request: PlannedRequest, outcome: Outcome, fingerprint: str, attempts: int, worker: str
+    request: PlannedRequest, outcome: answers.Outcome, fingerprint: str, attempts: int, worker: str
 ) -> list[ResultRow]:
-    """Return the result rows of a finished request: its own and those of its followers."""
-    usage = (len(request.prompt_ids), outcome.cached_tokens or 0, outcome.completion_tokens)
-    metrics = {
-        "custom_id": request.custom_id,
-        "bucket": request.bucket,
-        "prompt_tokens": usage[0],
-        "cached_tokens": outcome.cached_tokens,
-        "completion_tokens": usage[2],
-        "queue_seconds": max(0.0, outcome.started_at - request.created_at),
-        "ttft_seconds": outcome.ttft_seconds,
-        "inter_token_seconds": outcome.inter_token_seconds,
-        "e2e_seconds": max(0.0, outcome.finished_at - request.created_at),
-        "started_at": outcome.started_at,
-        "finished_at": outcome.finished_at,
-        "attempts": attempts,
-        "worker": worker,
-        "deduplicated_from": None,
-    }
+    """Return the result rows of a request that ran, its own and those of its followers.
+
+    Raises UnusableOutput when an engine gave what cannot be written down.
+    """
+    served = _served(request)
+    try:
+        body = answers.body(request, outcome, fingerprint)
+    except errors.ParameterRefused as error:
+        return [refused(request.job_id, row, name, error) for row, name in served]
+    usage = answers.usage(request, outcome)
+    metrics = _metrics(request, outcome, usage) | {"attempts": attempts, "worker": worker}
     rows = []
-    for row, custom_id in [(request.row, request.custom_id), *request.followers]:
+    for row, custom_id in served:
         request_id = ids.request_id(request.job_id, row)
-        body = _body(request, outcome, request_id, fingerprint, usage)
-        own = metrics
-        if row != request.row:
-            own = metrics | {"custom_id": custom_id, "deduplicated_from": request.custom_id}
-        rows.append(ResultRow(row, False, line(request_id, custom_id, 200, body), own, usage))
+        leader = None if row == request.row else request.custom_id
+        own = metrics | {"custom_id": custom_id, "deduplicated_from": leader}
+        made = line(request_id, custom_id, 200, answers.named(body, request_id))
+        rows.append(ResultRow(row, False, made, own, usage))
     return rows
 
 
@@ -67,9 +41,9 @@ def refused(job_id: str, row: int, custom_id: str, error: errors.LonghaulError) 
 
 def given_up(request: PlannedRequest, code: str, message: str) -> list[ResultRow]:
     """Return the rows of a request that was tried and will not be tried again, followers included."""
-    served = [(request.row, request.custom_id), *request.followers]
     return [
-        ResultRow(row, True, never(request.job_id, row, name, code, message), None) for row, name in served
+        ResultRow(row, True, never(request.job_id, row, name, code, message), None)
+        for row, name in _served(request)
     ]
 
 
@@ -86,30 +60,25 @@ def line(request_id: str, custom_id: str, status: int, body: dict[str, Any]) -> 
     return {"id": name, "custom_id": custom_id, "response": response, "error": None}
 
 
-def _body(
-    request: PlannedRequest, outcome: Outcome, request_id: str, fingerprint: str, usage: tuple[int, int, int]
-) -> dict[str, Any]:
-    chat = request.endpoint == "/v1/chat/completions"
-    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": outcome.finish_reason}
-    if chat:
-        choice["message"] = {"role": "assistant", "content": outcome.text, "refusal": None}
-    else:
-        choice["text"] = outcome.text
-    name = ids.response_id(request_id).removeprefix("batch_req_")
+def _served(request: PlannedRequest) -> list[tuple[int, str]]:
+    """Return row and custom_id of a request and of its followers."""
+    return [(request.row, request.custom_id), *request.followers]
+
+
+def _metrics(request: PlannedRequest, outcome: answers.Outcome, usage: Usage) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{name}" if chat else f"cmpl-{name}",
-        "object": "chat.completion" if chat else "text_completion",
-        "created": int(outcome.finished_at),
-        "model": request.model,
-        "system_fingerprint": fingerprint,
-        "choices": [choice],
-        "usage": {
-            "prompt_tokens": usage[0],
-            "completion_tokens": usage[2],
-            "total_tokens": usage[0] + usage[2],
-            "prompt_tokens_details": {"cached_tokens": usage[1]},
-            "completion_tokens_details": {"reasoning_tokens": 0},
-        },
+        "custom_id": request.custom_id,
+        "bucket": request.bucket,
+        "prompt_tokens": usage[0],
+        "cached_tokens": outcome.cached_tokens,
+        "completion_tokens": usage[2],
+        "choices": len(outcome.choices),
+        "queue_seconds": max(0.0, outcome.started_at - request.created_at),
+        "ttft_seconds": outcome.ttft_seconds,
+        "inter_token_seconds": outcome.inter_token_seconds,
+        "e2e_seconds": max(0.0, outcome.finished_at - request.created_at),
+        "started_at": outcome.started_at,
+        "finished_at": outcome.finished_at,
     }
 
 
@@ -146,7 +115,7 @@ def read_part(store: ObjectStore, job_id: str, entry: PartEntry) -> Iterator[Res
     skip = set(entry.skip)
     with store.open(part_key(job_id, entry.name)) as stream:
         for data in stream:
-            row = ResultRow(**orjson.loads(data))
+            row = ResultRow.from_json(data)
             if row.row not in skip:
                 yield row
 

@@ -3,6 +3,8 @@
 from collections import defaultdict
 from typing import Any
 
+from jobs import records
+
 PERCENTILES = (50, 90, 99)
 LATENCIES = ("queue_seconds", "ttft_seconds", "inter_token_seconds", "e2e_seconds")
 
@@ -11,20 +13,19 @@ class Summary:
     """Gathers metrics one by one; holds some numbers per request, no text."""
 
     def __init__(self) -> None:
-        self.usage = [0, 0, 0]
-        self._computed_usage = [0, 0, 0]
+        self.usage = self._computed_usage = records.NO_USAGE
         self._latencies: dict[str, list[float]] = {name: [] for name in LATENCIES}
         self._spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._computed = self._deduplicated = self._retried = 0
 
-    def add(self, metrics: dict[str, Any], usage: tuple[int, int, int]) -> None:
+    def add(self, metrics: dict[str, Any], usage: records.Usage) -> None:
         """Take the metrics and the usage of one finished request."""
-        self.usage = [total + one for total, one in zip(self.usage, usage, strict=True)]
+        self.usage = records.added(self.usage, usage)
         if metrics["deduplicated_from"] is not None:
             self._deduplicated += 1
             return
         self._computed += 1
-        self._computed_usage = [total + one for total, one in zip(self._computed_usage, usage, strict=True)]
+        self._computed_usage = records.added(self._computed_usage, usage)
         self._retried += metrics["attempts"] > 0
         for name, values in self._latencies.items():
             if metrics[name] is not None:
@@ -36,15 +37,20 @@ class Summary:
 
         Tokens count every request; rates and the prefix hit ratio only those that were computed.
         """
-        prompt, cached, completion = self.usage
-        read, reused, made = self._computed_usage
+        prompt, cached, completion, reasoning = self.usage
+        read, reused, made, _ = self._computed_usage
         last = max((end for spans in self._spans.values() for _, end in spans), default=created_at)
         first = min((start for spans in self._spans.values() for start, _ in spans), default=created_at)
         worker_seconds = sum(_covered(spans) for spans in self._spans.values())
         ran = self._computed + self._deduplicated
         return {
             "counts": counts,
-            "tokens": {"prompt": prompt, "cached": cached, "completion": completion},
+            "tokens": {
+                "prompt": prompt,
+                "cached": cached,
+                "completion": completion,
+                "reasoning": reasoning,
+            },
             "latency": {name: _percentiles(values) for name, values in self._latencies.items()},
             "seconds": last - created_at,
             "running_seconds": last - first,

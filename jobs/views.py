@@ -82,10 +82,11 @@ def _batch(
     )
 
 
-def _usage(prompt: int, cached: int, completion: int) -> schema.Usage:
+def _usage(prompt: int, cached: int, completion: int, reasoning: int) -> schema.Usage:
     return schema.Usage(
         input_tokens=prompt,
         input_tokens_details=schema.InputDetails(cached_tokens=cached),
         output_tokens=completion,
+        output_tokens_details=schema.OutputDetails(reasoning_tokens=reasoning),
         total_tokens=prompt + completion,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from jobs import errors, feed, finalize, plan, reap, results, schema, tokens
 from jobs.ledger import Finished, Job, Ledger, State, Unit
-from jobs.records import JobRecord, Manifest, ResultRow
+from jobs.records import NO_USAGE, JobRecord, Manifest, ResultRow
 from jobs.settings import Settings
 from jobs.store import ObjectStore
 
@@ -115,7 +115,7 @@ class Control:
             total=0,
             completed=0,
             failed=0,
-            usage=(0, 0, 0),
+            usage=NO_USAGE,
             files={},
             errors=[error.model_dump() for error in found],
         )

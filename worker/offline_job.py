@@ -206,6 +206,7 @@ class OfflineJob:
 
     def _results(self, running: engine.Engine, left: Iterator[PlannedRequest]) -> Iterator[list[ResultRow]]:
         """Yield the rows that each step of the engine finishes."""
+        translator = translate.Translator(running.tokenizer)
         inside: dict[str, PlannedRequest] = {}
         while True:
             while running.expects_more and running.room() > 0:
@@ -219,7 +220,7 @@ class OfflineJob:
             yield [
                 row
                 for completion in running.step()
-                for row in translate.rows_of(
+                for row in translator.rows_of(
                     inside.pop(completion.id), completion, self.fingerprint, 0, "local"
                 )
             ]

@@ -25,6 +25,7 @@ class Puller:
     ) -> None:
         self._engine, self._ledger, self._held, self._flusher = engine, ledger, held, flusher
         self._fingerprint, self._worker = fingerprint, worker
+        self._translator = translate.Translator(engine.tokenizer)
         self._cancelled: deque[str] = deque()
         self._bucket: int | None = None
         self._alone = False
@@ -105,7 +106,7 @@ class Puller:
         for lease in self._held.get([completion.id]):
             if completion.finish_reason == "cancelled":
                 continue
-            rows = translate.rows_of(
+            rows = self._translator.rows_of(
                 lease.request, completion, self._fingerprint, lease.attempts, self._worker
             )
             self._flusher.put(Done(lease, rows))

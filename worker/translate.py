@@ -1,15 +1,23 @@
 """Between the words of a job and those of an engine: planned requests in, result rows out."""
 
 import time
+from functools import cached_property
+from typing import Any
 
-from jobs import ids, results
+from jobs import answers, errors, ids, results
 from jobs.records import PlannedRequest, ResultRow
-from worker.engine import Completion, Request, Sampling
+from worker import reading, token_text
+from worker.engine import Completion, EmbeddingRequest, Request, Sampling
 
 
-def engine_request(request: PlannedRequest) -> Request:
+def engine_request(request: PlannedRequest) -> Request | EmbeddingRequest:
     """Return a planned request as the engine takes it."""
-    params = request.params | {"stop": tuple(request.params["stop"])}
+    if request.endpoint == answers.EMBEDDINGS:
+        return EmbeddingRequest(request.id, (request.prompt_ids, *request.params.get("inputs", ())))
+    params = {name: value for name, value in request.params.items() if name != "answer"}
+    params["stop"] = tuple(params["stop"])
+    if "logit_bias" in params:
+        params["logit_bias"] = tuple((id, bias) for id, bias in params["logit_bias"])
     if params.get("seed") is None:
         params["seed"] = ids.seed(request.id)
     return Request(
@@ -17,27 +25,51 @@ def engine_request(request: PlannedRequest) -> Request:
     )
 
 
-def rows_of(
-    request: PlannedRequest, completion: Completion, fingerprint: str, attempts: int, worker: str
-) -> list[ResultRow]:
-    """Return the result rows of what the engine made of a request."""
-    if completion.error is not None:
-        return results.given_up(request, "engine_error", completion.error)
-    return results.rows_of(request, _outcome(completion), fingerprint, attempts, worker)
+class Translator:
+    """Turns what an engine made of requests into result rows. Used by the engine's thread alone."""
 
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
 
-def _outcome(completion: Completion) -> results.Outcome:
-    timings, count = completion.timings, len(completion.token_ids)
-    unix = time.time() - time.monotonic()
-    first = timings.first_token
-    after = (timings.finished - first) / (count - 1) if first is not None and count > 1 else None
-    return results.Outcome(
-        text=completion.text,
-        finish_reason=completion.finish_reason,
-        completion_tokens=count,
-        cached_tokens=completion.cached_tokens,
-        started_at=unix + timings.admitted,
-        finished_at=unix + timings.finished,
-        ttft_seconds=None if first is None else first - timings.admitted,
-        inter_token_seconds=after,
-    )
+    def rows_of(
+        self, request: PlannedRequest, completion: Completion, fingerprint: str, attempts: int, worker: str
+    ) -> list[ResultRow]:
+        """Return the result rows of a request that ended."""
+        if completion.error is not None:
+            return results.given_up(request, "engine_error", completion.error)
+        try:
+            outcome = self._outcome(request, completion)
+            return results.rows_of(request, outcome, fingerprint, attempts, worker)
+        except errors.UnusableOutput as error:
+            return results.given_up(request, "engine_error", str(error))
+
+    def _outcome(self, request: PlannedRequest, completion: Completion) -> answers.Outcome:
+        timings, count = completion.timings, len(completion.token_ids)
+        unix = time.time() - time.monotonic()
+        first = timings.first_token
+        after = (timings.finished - first) / (count - 1) if first is not None and count > 1 else None
+        choices = () if completion.embeddings is not None else completion.choices
+        return answers.Outcome(
+            choices=tuple(self._choice(request, choice, completion) for choice in choices),
+            cached_tokens=completion.cached_tokens,
+            started_at=unix + timings.admitted,
+            finished_at=unix + max(choice.timings.finished for choice in completion.choices),
+            ttft_seconds=None if first is None else first - timings.admitted,
+            inter_token_seconds=after,
+            embeddings=completion.embeddings,
+        )
+
+    def _choice(self, request: PlannedRequest, choice: Completion, whole: Completion) -> answers.Choice:
+        if not self._must_read(request):
+            return answers.Choice(choice.text, choice.finish_reason, len(choice.token_ids))
+        return reading.choice(self._texts, request, choice, whole.prompt_logprobs)
+
+    @cached_property
+    def _texts(self) -> token_text.TokenText:
+        return token_text.TokenText(self._tokenizer)
+
+    def _must_read(self, request: PlannedRequest) -> bool:
+        """Tell whether an answer needs more than the engine's text."""
+        if not request.params.keys().isdisjoint(("logprobs", "answer")):
+            return True
+        return request.endpoint == answers.COMPLETIONS and self._texts.strips

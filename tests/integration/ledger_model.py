@@ -47,7 +47,7 @@ class Job:
     done: set[int] = field(default_factory=set)
     completed: int = 0
     failed: int = 0
-    usage: list[int] = field(default_factory=lambda: [0, 0, 0])
+    usage: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     parts: dict[str, list[int]] = field(default_factory=dict)
     live: dict[str, Request] = field(default_factory=dict)
 
@@ -221,7 +221,7 @@ class Model:
             job.done.add(row.row)
             job.completed += row.failed is False
             job.failed += row.failed is True
-            counts = (row.prompt, row.cached, row.completion)
+            counts = (row.prompt, row.cached, row.completion, row.reasoning)
             job.usage = [a + b for a, b in zip(job.usage, counts, strict=True)]
         for rid in (rid for rid, may in allowed.items() if may):
             self._forget(job, rid)

@@ -99,14 +99,16 @@ def rows_of(group: Group) -> list[int]:
 
 def finished(leases: Sequence[Lease], failed: bool | None = False) -> list[Finished]:
     return [
-        Finished(lease.rid, lease.token, row, failed, prompt=3, cached=2, completion=1)
+        Finished(lease.rid, lease.token, row, failed, prompt=3, cached=2, completion=2, reasoning=1)
         for lease in leases
         for row in lease.request.rows
     ]
 
 
 def manifest(job_id: str, state: str = "completed", **times: float) -> Manifest:
-    return Manifest(job_id, state, "tiny", times, total=3, completed=2, failed=1, usage=(6, 4, 2), files={})
+    return Manifest(
+        job_id, state, "tiny", times, total=3, completed=2, failed=1, usage=(6, 4, 2, 1), files={}
+    )
 
 
 def finish(ledger: Ledger, job_id: str, state: str = "completed") -> None:

@@ -57,7 +57,7 @@ def test_a_job_goes_through_its_states_and_is_counted(ledger: Ledger) -> None:
     job = ledger.job(job_id)
     assert job is not None
     assert (job.state, job.outcome) == (State.FINALIZING, "completed")
-    assert (job.total, job.completed, job.failed, job.usage) == (3, 2, 1, (9, 6, 3))
+    assert (job.total, job.completed, job.failed, job.usage) == (3, 2, 1, (9, 6, 6, 3))
     assert (job.planned, job.fed, job.live, job.model, job.fingerprint) == (True, 3, 0, "tiny", support.MODEL)
     support.finish(ledger, job_id)
     assert state(ledger, job_id) == State.COMPLETED
@@ -196,7 +196,7 @@ def test_finish_drops_all_but_the_job_itself_which_is_forgotten_later(ledger: Le
     ledger.finish(unit, support.manifest(job_id, completed_at=9.0))
     job = ledger.job(job_id)
     assert job is not None
-    assert (job.completed, job.failed, job.usage, job.times["completed_at"]) == (2, 1, (6, 4, 2), 9.0)
+    assert (job.completed, job.failed, job.usage, job.times["completed_at"]) == (2, 1, (6, 4, 2, 1), 9.0)
     left = {name for name in support.snapshot(ledger) if job_id in name}
     assert left == {f"job:{job_id}"}
     assert 0 < ledger.redis.ttl(ledger._keys.name("job", job_id)) <= 3600

@@ -284,7 +284,7 @@ def test_recovery_restores_finished_rows_before_the_plan_runs_again(ledger: Ledg
     assert unit is not None
     assert ledger.recover(entered) is None
     assert ledger.claim_unit() is None
-    rows = [Finished(f"{entered.id}:{row}", None, row, row == 2, 3, 2, 1) for row in (0, 2, 3)]
+    rows = [Finished(f"{entered.id}:{row}", None, row, row == 2, 3, 2, 2, 1) for row in (0, 2, 3)]
     assert ledger.complete(None, entered.id, "old", rows) == []
     # A zombie's part has row 0 too: it counts once, and the merge will pass it over.
     assert ledger.complete(None, entered.id, "zombie", rows[:1]) == [0]
@@ -296,7 +296,7 @@ def test_recovery_restores_finished_rows_before_the_plan_runs_again(ledger: Ledg
     ledger.complete(MODEL, entered.id, "new", support.finished(group.leases))
     job = ledger.job(entered.id)
     assert job is not None
-    assert (job.state, job.completed, job.failed, job.usage) == (State.FINALIZING, 3, 1, (12, 8, 4))
+    assert (job.state, job.completed, job.failed, job.usage) == (State.FINALIZING, 3, 1, (12, 8, 8, 4))
 
 
 def test_a_request_with_one_follower_undone_is_fed_again(ledger: Ledger) -> None:

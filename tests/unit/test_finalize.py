@@ -34,7 +34,7 @@ def _row(row: int, failed: bool = False, text: str = "t") -> ResultRow:
         "worker": "w1",
         "deduplicated_from": None,
     }
-    return ResultRow(row, False, results.line(f"{JOB.id}:{row}", name, 200, body), metrics, (3, 1, 2))
+    return ResultRow(row, False, results.line(f"{JOB.id}:{row}", name, 200, body), metrics, (3, 1, 2, 1))
 
 
 class Finishing:
@@ -96,7 +96,12 @@ def test_overlapping_parts_give_each_row_once_in_input_order(
     assert finishing.names(manifest, "metrics") == finishing.names(manifest, "output")
     assert b"late" not in b"".join(orjson.dumps(line) for line in finishing.lines(manifest, "output"))
     assert (manifest.total, manifest.completed, manifest.failed) == (total, total - len(failed), len(failed))
-    assert manifest.usage == (3 * manifest.completed, manifest.completed, 2 * manifest.completed)
+    assert manifest.usage == (
+        3 * manifest.completed,
+        manifest.completed,
+        2 * manifest.completed,
+        manifest.completed,
+    )
 
 
 def test_a_skipped_row_counts_from_the_part_that_was_accepted(finishing: Finishing) -> None:

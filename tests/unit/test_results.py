@@ -1,18 +1,13 @@
-import math
 from pathlib import Path
 from typing import Any
 
 import orjson
-import pytest
-from openai.types.chat import ChatCompletion
-from openai.types.completion import Completion as TextCompletion
 
 from jobs import errors, ids, results
+from jobs.answers import Choice, Outcome
 from jobs.records import PartEntry, PlannedRequest, ResultRow
 from jobs.store_local import LocalStore
 from tests.unit import planning
-from worker import translate
-from worker.engine import Completion, Timings
 
 JOB = planning.record().id
 
@@ -33,40 +28,20 @@ def _request(**changed: Any) -> PlannedRequest:
     return PlannedRequest(**facts | changed)
 
 
-def _outcome(**changed: Any) -> results.Outcome:
+def _outcome(*choices: Choice, **changed: Any) -> Outcome:
     facts: dict[str, Any] = {
-        "text": "hello \u2028",
-        "finish_reason": "stop",
-        "completion_tokens": 2,
+        "choices": choices or (Choice("hello \u2028", "stop", 2),),
         "cached_tokens": 1,
         "started_at": 110.0,
         "finished_at": 112.5,
         "ttft_seconds": 0.5,
         "inter_token_seconds": 2.0,
     }
-    return results.Outcome(**facts | changed)
+    return Outcome(**facts | changed)
 
 
-def _rows(request: PlannedRequest, outcome: results.Outcome) -> list[ResultRow]:
+def _rows(request: PlannedRequest, outcome: Outcome) -> list[ResultRow]:
     return results.rows_of(request, outcome, "m@1", 0, "w1")
-
-
-def test_a_typed_client_reads_a_chat_completion() -> None:
-    (row,) = _rows(_request(), _outcome())
-    body = orjson.loads(orjson.dumps(row.line))["response"]["body"]
-    found = ChatCompletion.model_validate(body, strict=True)
-    assert found.choices[0].message.content == "hello \u2028"
-    assert found.choices[0].finish_reason == "stop"
-    assert found.usage
-    assert found.usage.total_tokens == 5
-    assert found.usage.prompt_tokens_details
-    assert found.usage.prompt_tokens_details.cached_tokens == 1
-
-
-def test_a_typed_client_reads_a_text_completion() -> None:
-    (row,) = _rows(_request(endpoint=planning.TEXT), _outcome())
-    found = TextCompletion.model_validate(row.line["response"]["body"], strict=True)
-    assert found.choices[0].text == "hello \u2028"
 
 
 def test_a_line_has_the_shape_of_the_contract() -> None:
@@ -107,6 +82,7 @@ def test_metrics_are_kept_beside_each_result() -> None:
         "prompt_tokens": 3,
         "cached_tokens": 1,
         "completion_tokens": 2,
+        "choices": 1,
         "queue_seconds": 10.0,
         "ttft_seconds": 0.5,
         "inter_token_seconds": 2.0,
@@ -124,7 +100,7 @@ def test_clocks_that_disagree_give_no_negative_time() -> None:
     assert row.metrics
     assert (row.metrics["queue_seconds"], row.metrics["e2e_seconds"]) == (0.0, 0.0)
     assert row.metrics["cached_tokens"] is None
-    assert row.usage == (3, 0, 2)
+    assert row.usage == (3, 0, 2, 0)
 
 
 def test_a_refusal_keeps_its_status_and_its_error_as_an_object() -> None:
@@ -155,7 +131,9 @@ def test_followers_share_the_error_of_their_leader() -> None:
 def test_a_part_gives_back_its_rows_but_those_to_skip(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     part = results.Part(JOB)
-    part.add(_rows(_request(followers=[[7, "b"], [9, "c"]]), _outcome(text="line\nbreak\r\u2028\0")))
+    part.add(
+        _rows(_request(followers=[[7, "b"], [9, "c"]]), _outcome(Choice("line\nbreak\r\u2028\0", "stop", 2)))
+    )
     part.write(store)
     part.write(store)
     assert store.size(results.part_key(JOB, part.name)) == part.bytes
@@ -165,28 +143,27 @@ def test_a_part_gives_back_its_rows_but_those_to_skip(tmp_path: Path) -> None:
     assert results.list_parts(store, JOB) == [part.name]
 
 
-def test_an_engine_request_has_the_parameters_of_its_own_row() -> None:
-    sampling = translate.engine_request(_request()).sampling
-    assert (sampling.max_tokens, sampling.stop, sampling.temperature) == (4, ("x",), 0.0)
-    assert sampling.seed == ids.seed(f"{JOB}:4")
-    seeded = _request(params=_request().params | {"seed": -5, "top_p": 0.5, "top_k": 3, "min_p": 0.1})
-    sampling = translate.engine_request(seeded).sampling
-    assert (sampling.seed, sampling.top_p, sampling.top_k, sampling.min_p) == (-5, 0.5, 3, 0.1)
+def test_a_part_of_an_earlier_version_counts_no_reasoning(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    (row,) = _rows(_request(), _outcome(Choice("x", "stop", 5, reasoning_tokens=4)))
+    assert row.usage == (3, 1, 5, 4)
+    old = orjson.loads(row.to_json()) | {"usage": [3, 1, 5]}
+    store.put(results.part_key(JOB, "old"), orjson.dumps(old) + b"\n" + row.to_json() + b"\n")
+    read = results.read_part(store, JOB, PartEntry("old"))
+    assert [each.usage for each in read] == [(3, 1, 5, 0), (3, 1, 5, 4)]
 
 
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_times_between_tokens_need_two_tokens(count: int) -> None:
-    completion = Completion("x", [7] * count, "t", "length", 0, Timings(1.0, 2.0, 10.0))
-    (row,) = translate.rows_of(_request(), completion, "m@1", 2, "w1")
+def test_choices_are_counted_and_their_tokens_summed() -> None:
+    (row,) = _rows(_request(), _outcome(Choice("a", "stop", 2), Choice("b", "length", 4)))
     assert row.metrics
-    assert row.metrics["inter_token_seconds"] == (2.0 if count == 5 else None)
-    assert math.isclose(row.metrics["ttft_seconds"], 1.0)
-    assert row.metrics["attempts"] == 2
-    assert row.usage == (3, 0, count)
+    assert (row.metrics["choices"], row.metrics["completion_tokens"]) == (2, 6)
+    assert row.usage == (3, 1, 6, 0)
 
 
-def test_an_error_of_the_engine_is_a_failed_line() -> None:
-    completion = Completion("x", [], "", "error", 0, Timings(1.0, None, 1.0), error="out of memory")
-    (row,) = translate.rows_of(_request(), completion, "m@1", 0, "w1")
-    assert row.failed
-    assert row.line["error"] == {"code": "engine_error", "message": "out of memory"}
+def test_a_refusal_that_the_model_decides_is_a_line_for_each_follower() -> None:
+    request = _request(endpoint="/v1/embeddings", params={"dimensions": 9}, followers=[[7, "b"]])
+    rows = _rows(request, _outcome(embeddings=[[1.0, 0.0]]))
+    assert [(row.row, row.failed, row.usage) for row in rows] == [(4, True, (0,) * 4), (7, True, (0,) * 4)]
+    for row in rows:
+        assert row.line["response"]["status_code"] == 400
+        assert row.line["response"]["body"]["error"]["param"] == "dimensions"

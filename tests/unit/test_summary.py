@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs import summary
+from jobs.records import Usage
 
 COUNTS = {"total": 2, "completed": 2, "failed": 0}
 
@@ -24,9 +25,7 @@ def _metrics(**changed: Any) -> dict[str, Any]:
     return facts | changed
 
 
-def _built(
-    *entries: tuple[dict[str, Any], tuple[int, int, int]], cost: float | None = None
-) -> dict[str, Any]:
+def _built(*entries: tuple[dict[str, Any], Usage], cost: float | None = None) -> dict[str, Any]:
     gathered = summary.Summary()
     for metrics, usage in entries:
         gathered.add(metrics, usage)
@@ -44,7 +43,7 @@ def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(
 
 def test_a_job_where_nothing_ran_has_no_ratios() -> None:
     found = _built()
-    assert found["tokens"] == {"prompt": 0, "cached": 0, "completion": 0}
+    assert found["tokens"] == {"prompt": 0, "cached": 0, "completion": 0, "reasoning": 0}
     for name in ("tokens_per_second", "prefix_hit_ratio", "dedupe_ratio", "cost"):
         assert found[name] is None
     assert set(found["latency"].values()) == {None}
@@ -53,8 +52,8 @@ def test_a_job_where_nothing_ran_has_no_ratios() -> None:
 
 def test_rates_count_only_what_was_computed() -> None:
     follower = _metrics(deduplicated_from="a", started_at=0.0, finished_at=99.0)
-    found = _built((_metrics(), (10, 5, 8)), (follower, (10, 5, 8)))
-    assert found["tokens"] == {"prompt": 20, "cached": 10, "completion": 16}
+    found = _built((_metrics(), (10, 5, 8, 3)), (follower, (10, 5, 8, 3)))
+    assert found["tokens"] == {"prompt": 20, "cached": 10, "completion": 16, "reasoning": 6}
     assert found["tokens_per_second"] == 4.0
     assert found["prefix_hit_ratio"] == 0.5
     assert found["dedupe_ratio"] == 0.5
@@ -64,7 +63,7 @@ def test_rates_count_only_what_was_computed() -> None:
 def test_time_of_a_worker_is_counted_once_where_requests_overlap() -> None:
     spans = [("w1", 10, 14), ("w1", 12, 13), ("w1", 13, 16), ("w1", 20, 21), ("w2", 10, 12)]
     entries = [
-        (_metrics(worker=worker, started_at=float(start), finished_at=float(end)), (1, 0, 1))
+        (_metrics(worker=worker, started_at=float(start), finished_at=float(end)), (1, 0, 1, 0))
         for worker, start, end in spans
     ]
     found = _built(*entries, cost=3600.0)
@@ -74,7 +73,7 @@ def test_time_of_a_worker_is_counted_once_where_requests_overlap() -> None:
 
 def test_what_the_engine_cannot_know_is_left_out_of_percentiles() -> None:
     found = _built(
-        (_metrics(ttft_seconds=None, attempts=1), (1, 0, 1)), (_metrics(ttft_seconds=2.0), (1, 0, 1))
+        (_metrics(ttft_seconds=None, attempts=1), (1, 0, 1, 0)), (_metrics(ttft_seconds=2.0), (1, 0, 1, 0))
     )
     assert found["latency"]["ttft_seconds"] == {"p50": 2.0, "p90": 2.0, "p99": 2.0}
     assert found["retried_requests"] == 1

@@ -15,9 +15,9 @@ import uvicorn
 
 from api.app import create_app
 from api.context import Context
-from jobs import errors, finalize, results
+from jobs import answers, errors, finalize, results
 from jobs.ledger import Finished, Unit
-from jobs.records import JobRecord, Manifest, PlannedRequest, ResultRow
+from jobs.records import NO_USAGE, JobRecord, Manifest, PlannedRequest, ResultRow
 from jobs.settings import Settings
 
 MODEL = "m"
@@ -147,7 +147,7 @@ class Hand:
             total=0,
             completed=0,
             failed=0,
-            usage=(0, 0, 0),
+            usage=NO_USAGE,
             files={},
             errors=[{"code": code, "message": "No.", "param": None, "line": line_number}],
         )
@@ -183,5 +183,5 @@ class Hand:
             prompt_ids=[1, 2, 3, 4, 5],
             params={},
         )
-        outcome = results.Outcome("text", "length", 4, 2, now + 1, now + 2, 0.5, 0.1)
+        outcome = answers.Outcome((answers.Choice("text", "length", 4),), 2, now + 1, now + 2, 0.5, 0.1)
         return results.rows_of(request, outcome, "m@0", 1, "hand")[0]
