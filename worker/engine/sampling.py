@@ -1,5 +1,12 @@
-"""How a token is drawn: by (seed, position) alone, so that neither batch mates nor a rerun change it."""
+"""How a token is drawn: by (seed, position) alone, so that neither batch mates nor a rerun change it.
 
+Two ways: the compiled kernels on a CPU, and torch's operations, their twin. Both compute in float64 whatever
+the logits are. They draw the same token unless the draw is within 1e-9 of a step of the distribution, or what
+top_p or min_p keeps is that close to one token more or less (from a temperature of 0.01 on; below, the
+rounding of logit / temperature grows).
+"""
+
+import ctypes
 from dataclasses import dataclass
 from typing import Self
 
@@ -7,9 +14,12 @@ import torch
 from torch import Tensor
 
 from worker.engine import seeds
+from worker.engine.native import library
+from worker.engine.native.library import Kernels
 from worker.engine.types import Sampling
 
 _FIRST_CANDIDATES = 1024
+_Draw = library.structure("Draw", "logits row rows size temperature top_p top_k min_p uniforms out")
 
 
 @dataclass(frozen=True)
@@ -41,14 +51,43 @@ def draw(logits: Tensor, parameters: Parameters, positions: list[int]) -> Tensor
 
     The draw inverts the distribution function over the vocabulary in its own order (not by rank), in float64:
     a tiny change of the logits moves its steps a tiny bit, and another token is drawn only that close to one.
+    A logit of -inf is never drawn; each row needs a finite one, and none that is NaN or inf.
     """
-    weights = filtered(logits, parameters).cumsum(dim=-1)
-    uniforms = [seeds.uniform(*draws) for draws in zip(parameters.seeds, positions, strict=True)]
-    total = weights[:, -1:]
-    target = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * total
+    numbers = [seeds.uniform(*draws) for draws in zip(parameters.seeds, positions, strict=True)]
+    uniforms = torch.tensor(numbers, dtype=torch.float64, device=logits.device)
+    logits = with_kernels(logits)
+    kernels = library.kernels(logits.dtype, logits.device)
+    if kernels is None:
+        return _drawn(filtered(logits, parameters), uniforms)
+    return _drawn_natively(kernels, logits, parameters, uniforms)
+
+
+def with_kernels(logits: Tensor) -> Tensor:
+    """Return logits [R, V] as kernels take them: in a precision that may have some, each row contiguous."""
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
+    return logits if logits.stride(1) == 1 else logits.contiguous()
+
+
+def _drawn_natively(kernels: Kernels, logits: Tensor, parameters: Parameters, uniforms: Tensor) -> Tensor:
+    drawn = torch.empty(logits.shape[0], dtype=torch.long)
+    columns = (parameters.temperature, parameters.top_p, parameters.top_k, parameters.min_p, uniforms, drawn)
+    assert all(column.is_contiguous() and column.numel() == drawn.numel() for column in columns)
+    task = _Draw(
+        logits.data_ptr(), logits.stride(0), *logits.shape, *(column.data_ptr() for column in columns)
+    )
+    if drawn.numel():
+        kernels.draw(ctypes.byref(task), torch.get_num_threads())
+    return drawn
+
+
+def _drawn(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Return the token [R] where the cumulative weights [R, V] pass a share of their total."""
+    sums = weights.cumsum(dim=-1)
+    total = sums[:, -1:]
     # Rounding must not lift the target to the total: no token lies there.
-    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(weights, target, right=True)[:, 0]
+    target = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(sums, target, right=True)[:, 0]
 
 
 def filtered(logits: Tensor, parameters: Parameters) -> Tensor:

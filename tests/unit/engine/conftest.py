@@ -1,15 +1,18 @@
 """Small engines for the unit tests of the engine."""
 
 import functools
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from worker.engine import EngineConfig, Request, Sampling, loader, tiny
 from worker.engine.fallback import FallbackEngine
+from worker.engine.native import library
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +57,12 @@ def open_subject(tiny_loaded: loader.Loaded) -> Callable[..., Any]:
 
 def request(id: str, prompt_ids: list[int], **sampling: Any) -> Request:
     return Request(id, prompt_ids, Sampling(**{"max_tokens": 16, "temperature": 0.0, **sampling}))
+
+
+def native_or_skip(dtype: torch.dtype) -> library.Kernels:
+    """Return the compiled kernels; skip the test on a machine without a compiler."""
+    kernels = library.kernels(dtype, torch.device("cpu"))
+    if kernels is None:
+        assert not any(map(shutil.which, library._COMPILERS)), "the kernels do not compile"
+        pytest.skip("no C++ compiler on this machine")
+    return kernels

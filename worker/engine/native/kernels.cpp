@@ -1,6 +1,7 @@
-// Matrix products and attention of a decoder on a CPU, by torch's own OpenMP threads: what Python calls.
+// Products and attention of a decoder, and draws of tokens, on a CPU, by torch's own OpenMP threads: what Python calls.
 
 #include "decoder.h"
+#include "logprobs.h"
 
 #define FOR_TYPE(T, name)                                                                                        \
   int64_t width_##name() { return WIDTH<T>; }                                                                    \
@@ -8,6 +9,8 @@
   void attention_##name(const Step* s, const Layer<T>* l, int threads) { attention(*s, *l, threads); }           \
   int64_t scratch_##name(const Decoder<T>* d, int64_t tokens) { return scratch_of(*d, tokens); }                 \
   void decoder_##name(const Step* s, const Decoder<T>* d, int threads) { decoder(*s, *d, threads); }             \
+  void draw_##name(const Draw<T>* d, int threads) { draw(*d, threads); }                                         \
+  void logprobs_##name(const Logprobs<T>* l, int threads) { logprobs(*l, threads); }                             \
   void pack_##name(const T* weight, int64_t row, int64_t outputs, int64_t inputs, T* panels, int64_t apart) {    \
     pack(weight, row, outputs, inputs, panels, apart);                                                           \
   }                                                                                                              \

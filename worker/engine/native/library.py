@@ -46,6 +46,8 @@ class Kernels:
         self.product = library[f"product_{suffix}"]
         self.attention = library[f"attention_{suffix}"]
         self.decoder = library[f"decoder_{suffix}"]
+        self.draw = library[f"draw_{suffix}"]
+        self.logprobs = library[f"logprobs_{suffix}"]
         self.scratch = library[f"scratch_{suffix}"]
         self.scratch.restype = ctypes.c_int64
         self._pack = library[f"pack_{suffix}"]
