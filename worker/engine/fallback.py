@@ -17,6 +17,7 @@ import torch
 from jobs import errors
 from worker.engine import batching, grammar, loader, padding, running
 from worker.engine.base import Engine
+from worker.engine.native import library
 from worker.engine.rows import RowState
 from worker.engine.types import Completion, EngineConfig, Row
 
@@ -121,9 +122,10 @@ class FallbackEngine(Engine):
 
     def _run_batches(self) -> None:
         try:
-            for rows in iter(self._batches.get, None):
-                self._run(rows)
-                self._events.put(None)
+            with library.disabled(self.config.kernels == "torch"):
+                for rows in iter(self._batches.get, None):
+                    self._run(rows)
+                    self._events.put(None)
         except BaseException as error:  # the thread ends here: whoever steps must hear of it
             self._events.put(error)
 

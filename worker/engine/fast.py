@@ -15,6 +15,7 @@ from torch import Tensor
 
 from worker.engine import choosing, grammar, guards, heap, kv, loader, packing, prefix, runner
 from worker.engine.base import Engine
+from worker.engine.native import library
 from worker.engine.rows import RowState
 from worker.engine.scheduler import Batch, Scheduler
 from worker.engine.sequence import Sequence
@@ -72,7 +73,8 @@ class FastEngine(Engine):
 
     def step(self) -> list[Completion]:
         started, model = time.perf_counter(), self._model_seconds
-        idle = not self._advance()
+        with library.disabled(self.config.kernels == "torch"):
+            idle = not self._advance()
         seconds = time.perf_counter() - started
         self.stats.step_seconds += seconds
         self.stats.scheduling_seconds += seconds - (self._model_seconds - model)

@@ -1,7 +1,6 @@
 """Which engine runs a model: the fast one where its guards allow, else the fallback."""
 
 import logging
-from contextlib import nullcontext
 
 from jobs import errors
 from worker.engine import guards, heap, loader
@@ -39,7 +38,7 @@ def over(loaded: loader.Loaded, config: EngineConfig, name: str = "") -> Engine:
     """
     if config.kernels == "native":
         library.require(loaded.model.dtype, loaded.device)
-    with library.disabled() if config.kernels == "torch" else nullcontext():
+    with library.disabled(config.kernels == "torch"):
         engine = _best(loaded, config, name)
     if config.kernels == "native" and not engine.stats.native_kernels:
         engine.close()

@@ -141,6 +141,17 @@ def test_native_refuses_to_load_without_kernels_and_torch_never_builds(
         EngineConfig(kernels="cuda")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_torch_does_not_build_to_draw_tokens_either(tiny_path: Path, compiler: Path, fast: bool) -> None:
+    config = EngineConfig(device="cpu", dtype="float64", fast=fast, kernels="torch")
+    engine = opening.open_model(str(tiny_path), config)
+    assert engine.stats.fallbacks == (not fast)
+    sampled = [request(str(i), [5, 6, i], temperature=1.0, seed=i, logprobs=2) for i in range(3)]
+    assert [completion.error for completion in engine.generate(sampled)] == [None] * 3
+    engine.close()
+    assert not compiler.exists()
+
+
 def test_native_refuses_a_model_that_falls_back(
     tiny_loaded: loader.Loaded, compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
