@@ -1,1 +1,1 @@
-"""Products and attention on a CPU in C++, compiled for the machine when an engine first needs them."""
+"""Products, attention and draws on a CPU in C++, compiled for the machine when an engine first needs them."""

@@ -68,43 +68,80 @@ T logit_below(double weight, Scale s) {
   return std::max(T(logit - 1e-5 * (1 + std::abs(logit))), std::numeric_limits<T>::lowest());
 }
 
+// What is asked of one row.
 template <class T>
-int64_t draw_truncated(const Draw<T>& d, int64_t r, const T* x, Scale s, RowScratch<T>& scratch) {
-  // Masked tokens, of -inf, may be most of them: no bound lets them in.
-  constexpr T lowest = std::numeric_limits<T>::lowest();
+struct Row {
+  const T* x;
+  int64_t size;
+  Scale scale;
+  double top_p, min_p, uniform;
+  int64_t top_k;
+};
+
+// Masked tokens, of -inf, may be most of them: no bound lets them in.
+template <class T>
+constexpr T LOWEST = std::numeric_limits<T>::lowest();
+
+// Finds the tokens that top_k keeps and weighs them; returns the last one's logit.
+template <class T>
+T find_top_k(const Row<T>& row, RowScratch<T>& scratch, Found<T>& found) {
   const T* of_block = scratch.highest.get();
-  T *const values = scratch.values.get(), *const some = scratch.some.get();
+  T* some = scratch.some.get();
+  const T bound = reached_by(row.top_k, of_block, blocks_of(row.size), some);
+  collect(row.x, row.size, of_block, std::max(bound, LOWEST<T>), found);
+  std::copy(found.values, found.values + found.count, some);
+  const T last = std::max(last_needed<T>(some, nullptr, found.count, double(row.top_k)), LOWEST<T>);
+  collect(row.x, row.size, of_block, last, found);
+  weigh(found.values, found.count, row.scale, scratch.weights.get());
+  return last;
+}
+
+// Finds the tokens that top_p and min_p may keep and weighs them; returns the sum of all weights, if top_p needs it.
+template <class T>
+double find_heavy(const Row<T>& row, RowScratch<T>& scratch, Found<T>& found) {
+  const double total = row.top_p < 1 ? sum_weights(row.x, row.size, row.scale, scratch.sums.get()) : 0;
+  // All tokens of less weight than this are too few to reach from top_p to 1.
+  const double least = (1 - row.top_p) * total / row.size;
+  collect(row.x, row.size, scratch.highest.get(), logit_below<T>(std::max(least, row.min_p), row.scale), found);
+  weigh(found.values, found.count, row.scale, scratch.weights.get());
+  return total;
+}
+
+// Returns the last logit that top_p keeps of the tokens that were found.
+template <class T>
+T last_of_nucleus(const Row<T>& row, RowScratch<T>& scratch, const Found<T>& found, double total) {
+  T* some = scratch.some.get();
   double *const weights = scratch.weights.get(), *const masses = scratch.masses.get();
-  Found<T> found{scratch.ids.get(), values, 0};
-  T threshold = lowest;
-  const bool by_k = d.top_k[r] > 0 && d.top_k[r] < d.size, by_p = d.top_p[r] < 1;
-  double total = 0;
-  if (by_k) {
-    const T bound = std::max(reached_by(d.top_k[r], of_block, blocks_of(d.size), some), lowest);
-    collect(x, d.size, of_block, bound, found);
-    std::copy(values, values + found.count, some);
-    threshold = std::max(last_needed<T>(some, nullptr, found.count, double(d.top_k[r])), lowest);
-    collect(x, d.size, of_block, threshold, found);
-    weigh(values, found.count, s, weights);
-    for (int64_t i = 0; by_p && i < found.count; i++) total += weights[i];
+  std::copy(found.values, found.values + found.count, some), std::copy(weights, weights + found.count, masses);
+  return last_needed(some, masses, found.count, row.top_p * total);
+}
+
+template <class T>
+int64_t draw_truncated(const Row<T>& row, RowScratch<T>& scratch) {
+  Found<T> found{scratch.ids.get(), scratch.values.get(), 0};
+  double* weights = scratch.weights.get();
+  T threshold = LOWEST<T>;
+  double total = 0, kept = 0;
+  if (row.top_k > 0 && row.top_k < row.size) {
+    threshold = find_top_k(row, scratch, found);
+    for (int64_t i = 0; i < found.count; i++) total += weights[i];
   } else {
-    // All tokens of less weight than this are too few to reach from top_p to 1.
-    double least = 0;
-    if (by_p) total = sum_weights(x, d.size, s, scratch.sums.get()), least = (1 - d.top_p[r]) * total / d.size;
-    collect(x, d.size, of_block, logit_below<T>(std::max(least, d.min_p[r]), s), found);
-    weigh(values, found.count, s, weights);
+    total = find_heavy(row, scratch, found);
   }
-  if (by_p) {
-    std::copy(values, values + found.count, some), std::copy(weights, weights + found.count, masses);
-    threshold = std::max(threshold, last_needed(some, masses, found.count, d.top_p[r] * total));
-  }
-  double kept = 0;
+  if (row.top_p < 1) threshold = std::max(threshold, last_of_nucleus(row, scratch, found, total));
   for (int64_t i = 0; i < found.count; i++) {
-    if (!(values[i] >= threshold && weights[i] >= d.min_p[r])) weights[i] = 0;
+    if (!(found.values[i] >= threshold && weights[i] >= row.min_p)) weights[i] = 0;
     kept += weights[i];
   }
-  const int64_t place = exceeding(target_of(d.uniform[r], kept), 0, weights, found.count);
+  const int64_t place = exceeding(target_of(row.uniform, kept), 0, weights, found.count);
   return found.count ? found.ids[place] : 0;
+}
+
+template <class T>
+int64_t draw(const Row<T>& row, RowScratch<T>& scratch) {
+  const bool whole = (row.top_k <= 0 || row.top_k >= row.size) && row.top_p >= 1 && row.min_p <= 0;
+  return whole ? draw_from_all(row.x, row.size, row.scale, row.uniform, scratch.sums.get())
+               : draw_truncated(row, scratch);
 }
 
 // A row's token depends on nothing but the row, so threads share rows as they come.
@@ -116,10 +153,8 @@ void draw(const Draw<T>& d, int threads) {
 #pragma omp for schedule(dynamic)
     for (int64_t r = 0; r < d.rows; r++) {
       const T* x = d.logits + r * d.row;
-      const Scale s{double(highest(x, d.size, scratch.highest.get())), 1 / d.temperature[r]};
-      const bool whole = (d.top_k[r] <= 0 || d.top_k[r] >= d.size) && d.top_p[r] >= 1 && d.min_p[r] <= 0;
-      d.out[r] = whole ? draw_from_all(x, d.size, s, d.uniform[r], scratch.sums.get())
-                       : draw_truncated(d, r, x, s, scratch);
+      const Scale scale{double(highest(x, d.size, scratch.highest.get())), 1 / d.temperature[r]};
+      d.out[r] = draw(Row<T>{x, d.size, scale, d.top_p[r], d.min_p[r], d.uniform[r], d.top_k[r]}, scratch);
     }
   }
 }
