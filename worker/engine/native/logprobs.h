@@ -38,7 +38,7 @@ void logprobs(const Logprobs<T>& l, int64_t r, RowScratch<T>& scratch) {
 
 template <class T>
 void logprobs(const Logprobs<T>& l, int threads) {
-#pragma omp parallel num_threads(threads) if (l.rows > 1)
+#pragma omp parallel num_threads(threads) if (worth_sharing(l.rows, l.size))
   {
     RowScratch<T> scratch(l.size);
 #pragma omp for schedule(dynamic)

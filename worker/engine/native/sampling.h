@@ -144,10 +144,13 @@ int64_t draw(const Row<T>& row, RowScratch<T>& scratch) {
                : draw_truncated(row, scratch);
 }
 
+// Tells whether rows are worth a second thread: waking it takes microseconds, on a busy machine milliseconds.
+inline bool worth_sharing(int64_t rows, int64_t size) { return rows > 1 && rows * size > 1 << 16; }
+
 // A row's token depends on nothing but the row, so threads share rows as they come.
 template <class T>
 void draw(const Draw<T>& d, int threads) {
-#pragma omp parallel num_threads(threads) if (d.rows > 1)
+#pragma omp parallel num_threads(threads) if (worth_sharing(d.rows, d.size))
   {
     RowScratch<T> scratch(d.size);
 #pragma omp for schedule(dynamic)
