@@ -78,6 +78,12 @@ class ContextLengthExceeded(ParameterRefused):
     param = "messages"
 
 
+class InputTooLong(ParameterRefused):
+    """The model's context is {context} tokens, {what} has {tokens}: truncate_prompt_tokens would cut it."""
+
+    code = "context_length_exceeded"
+
+
 class SettingsError(LonghaulError):
     """{message}"""
 
