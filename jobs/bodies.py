@@ -51,7 +51,9 @@ def read(endpoint: str, body: dict[str, Any]) -> Body:
 
 
 def _refused(endpoint: str, error: ValidationError) -> errors.ParameterRefused:
-    first = error.errors(include_url=False)[0]
+    found = error.errors(include_url=False)
+    # A name that is not known says more than one that is missing for its sake.
+    first = next((fault for fault in found if fault["type"] == "extra_forbidden"), found[0])
     if first["type"] == "extra_forbidden":
         return _unknown(endpoint, values.short(first["loc"][0]).strip('"'))
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.80}" for part in first["loc"])

@@ -1,6 +1,6 @@
 """What the bodies of all endpoints share, and how their validators refuse."""
 
-from typing import Annotated, Any, ClassVar, Literal, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
@@ -24,6 +24,16 @@ def _or_all(value: int) -> int:
     return value
 
 
+def _off(value: bool) -> bool:
+    if value:
+        raise wrong("only false is supported")
+    return value
+
+
+Off = Annotated[bool, AfterValidator(_off)]
+"""A switch that Longhaul does not have. Not Literal[False], which 0 would pass."""
+
+
 class Body(BaseModel):
     """What all endpoints take. Lengths in tokens."""
 
@@ -33,7 +43,7 @@ class Body(BaseModel):
 
     model: str
     truncate_prompt_tokens: Annotated[int, AfterValidator(_or_all)] | None = None
-    stream: Literal[False] = False
+    stream: Off = False
     user: str | None = None
 
     def params(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from jobs.body import Body, wrong
+from jobs.body import Body, Off, wrong
 
 LEAST_TEMPERATURE = 1e-6
 """Far below it, logits over temperature leave the range of floats; draws are the greedy ones by then."""
@@ -35,7 +35,7 @@ class GenerationBody(Body):
     repetition_penalty: float = Field(PENALTIES["repetition_penalty"], ge=0.01, le=10)
     logit_bias: list[tuple[int, float]] = Field(default_factory=list)
     metadata: dict[str, str] | None = None
-    store: Literal[False] = False
+    store: Off = False
     service_tier: Literal["auto", "default"] = "auto"
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
