@@ -3,6 +3,8 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jobs import bodies, body_chat, body_completion, body_generation, body_message, errors
 
@@ -235,8 +237,8 @@ def test_a_prompt_is_one_text_or_token_ids(prompt: object) -> None:
 
 
 def test_a_text_completion_has_sixteen_tokens_unless_told() -> None:
-    for given in ({}, {"max_tokens": None}):
-        assert bodies.read(TEXT, {"model": "m", "prompt": ["x"], **given}).params()["max_tokens"] == 16
+    for told in ({}, {"max_tokens": None}):
+        assert bodies.read(TEXT, {"model": "m", "prompt": ["x"], **told}).params()["max_tokens"] == 16
     assert _refused(TEXT).param == "prompt"
     assert _refused(TEXT, prompt="x", messages=HELLO).code == "unknown_parameter"
 
@@ -366,6 +368,40 @@ def test_what_would_break_the_form_of_an_answer_is_refused_beside_it(form: dict[
     assert _refused(min_tokens=1, **form).param == "min_tokens"
     assert _refused(ignore_eos=True, **form).param == "ignore_eos"
     assert _chat(min_tokens=1, tools=[TOOL], tool_choice="none")
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["", "a", "16", "\0", "auto", "required", "function", "json_schema", "text"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "function", "name", "json_schema", "schema", "role", "content", "5"]),
+            inner,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("endpoint", bodies.BODIES)
+@settings(max_examples=150)
+@given(st.data())
+def test_whatever_a_body_holds_it_is_read_or_refused_by_name(endpoint: str, data: st.DataObject) -> None:
+    names = st.sampled_from([*bodies.BODIES[endpoint].model_fields, "foo"])
+    body = data.draw(st.dictionaries(names, VALUES, max_size=4))
+    good = {"messages": HELLO} if endpoint == CHAT else {bodies.BODIES[endpoint].PROMPT: "x"}
+    try:
+        orjson.dumps(bodies.read(endpoint, {"model": "m", **good} | body | {"model": "m"}).params())
+    except errors.ParameterRefused as refused:
+        error = orjson.loads(orjson.dumps(refused.body()))["error"]
+    else:
+        return
+    assert error["param"]
+    assert error["message"]
 
 
 def test_a_refusal_of_a_deep_value_does_not_end_the_stack() -> None:
