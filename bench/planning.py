@@ -11,10 +11,11 @@ import torch
 
 from bench.workloads import Workload
 from jobs import bodies
+from jobs.prepared import Prepared
 from jobs.records import JobRecord
 from jobs.settings import Settings
 from jobs.store_local import LocalStore
-from jobs.window import Prepared, Window
+from jobs.window import Window
 from worker.engine import EngineConfig, Request, Sampling, kv, loader
 from worker.engine.fast import FastEngine
 from worker.engine.step import Step

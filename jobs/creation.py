@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from jobs import errors, schema
 
-SERVED_ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+SERVED_ENDPOINTS = schema.ENDPOINTS
 MAX_WINDOW_SECONDS = 365 * 86_400
 _WINDOW = re.compile(r"([1-9][0-9]{0,8})([mhd])")
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
@@ -49,11 +49,6 @@ class NewBatch(BaseModel):
     @field_validator("endpoint")
     @classmethod
     def _endpoint(cls, value: str) -> str:
-        if value in schema.ENDPOINTS and value not in SERVED_ENDPOINTS:
-            raise refusal(
-                f"This version of Longhaul does not serve {value}. Use one of {', '.join(SERVED_ENDPOINTS)}.",
-                "endpoint",
-            )
         if value not in SERVED_ENDPOINTS:
             raise refusal(
                 f"endpoint must be one of {', '.join(SERVED_ENDPOINTS)}, not {value!r:.80}.", "endpoint"

@@ -71,6 +71,12 @@ class ParameterRefused(InvalidRequest):
     """{message}"""
 
 
+class InputTooLong(ParameterRefused):
+    """The model's context is {context} tokens, {what} has {tokens}: truncate_prompt_tokens would cut it."""
+
+    code = "context_length_exceeded"
+
+
 class ContextLengthExceeded(ParameterRefused):
     """The model's context is {context} tokens, the prompt has {prompt}, max_tokens asks for {asked} more."""
 

@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 from jobs import bodies, checks, errors, lines, results, schema, values
+from jobs.prepare import encode, prepare
+from jobs.prepared import Prepared, PreparedInputs
 from jobs.records import JobRecord, PlannedRequest, ResultRow
 from jobs.scratch import Scratch
 from jobs.settings import Settings
 from jobs.store import ObjectStore
 from jobs.tokens import Tokenizer
-from jobs.window import Prepared, Window, prepare
+from jobs.window import Window
 
 MAX_ERRORS = 1000
 BATCH = 256
@@ -145,7 +147,7 @@ class Planner:
     def _fill(self, window: Window, first: int, tokenizer: Tokenizer, sink: Sink) -> None:
         """Put the window's requests into it. A batch is tokenized while the next one is rendered."""
         with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as thread:
-            good: list[Prepared] = []
+            good: list[Prepared | PreparedInputs] = []
             encoded = thread.submit(encode, good, tokenizer)
             for batch in chain(self._batches(first), [[]]):
                 ahead, refused = self._prepare(batch, tokenizer)
@@ -156,45 +158,38 @@ class Planner:
 
     def _prepare(
         self, batch: list[tuple[int, checks.InputLine]], tokenizer: Tokenizer
-    ) -> tuple[list[Prepared], list[ResultRow]]:
+    ) -> tuple[list[Prepared | PreparedInputs], list[ResultRow]]:
         """Return the good requests of a batch, rendered, and the rows of the refused ones."""
         good, refused = [], []
         for row, line in batch:
             try:
                 if line.refusal:
-                    raise errors.ParameterRefused(line.refusal, param="messages")
+                    raise errors.ParameterRefused(line.refusal, param=self._prompt)
                 body = bodies.read(self.record.endpoint, line.body)
                 good.append(prepare(row, line.custom_id, body, tokenizer))
             except errors.ParameterRefused as error:
                 refused.append(results.refused(self.record.id, row, line.custom_id, error))
         return good, refused
 
+    @property
+    def _prompt(self) -> str:
+        return bodies.BODIES[self.record.endpoint].PROMPT
+
     def _admit(
-        self, window: Window, good: list[Prepared], encoded: list[list[int]], tokenizer: Tokenizer
+        self, window: Window, good: list[Prepared | PreparedInputs], encoded: list[Any], tokenizer: Tokenizer
     ) -> list[ResultRow]:
         """Put requests that fit the context into the window; return the rows of those that do not."""
         limits = (tokenizer.context_tokens, self.settings.default_max_tokens)
         refused = []
-        for request, prompt_ids in zip(good, encoded, strict=True):
+        for request, found in zip(good, encoded, strict=True):
             try:
-                window.add(self.record, request.fitted(len(prompt_ids), *limits), prompt_ids)
+                window.add(self.record, *request.fitted(found, *limits))
             except errors.ParameterRefused as error:
                 refused.append(results.refused(self.record.id, request.row, request.custom_id, error))
         return refused
 
     def _write(self, name: str, requests: list[PlannedRequest]) -> None:
         self.store.put(name, b"".join(request.to_json() + b"\n" for request in requests))
-
-
-def encode(requests: list[Prepared], tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the prompt ids of prepared requests, in their order."""
-    chats = iter(
-        tokenizer.encode_chats([r.prompt for r in requests if r.rendered and isinstance(r.prompt, str)])
-    )
-    raw = iter(
-        tokenizer.encode_prompts([r.prompt for r in requests if not r.rendered and isinstance(r.prompt, str)])
-    )
-    return [r.prompt if isinstance(r.prompt, list) else next(chats if r.rendered else raw) for r in requests]
 
 
 def _unique(seen: Scratch, request: checks.InputLine) -> None:

@@ -40,6 +40,18 @@ class ModelSettings(BaseModel):
     trust_remote_code: bool = Field(
         False, description="Run the model's own Python code. Only for sources you trust."
     )
+    chat_template: str | None = Field(
+        None, description="Path of a Jinja file to render chats with; None: the template of the model."
+    )
+    tool_format: Literal["auto", "hermes", "llama", "none"] = Field(
+        "auto",
+        description="How the model writes calls of tools; auto: as its chat template has it; none: no tools.",
+    )
+    reasoning: Literal["auto", "think", "none"] = Field(
+        "auto",
+        description="think: it reasons up to `</think>` before it answers, which becomes `reasoning_content`;"
+        " auto: if its chat template says `</think>`.",
+    )
     faults: tuple[str, ...] = Field(
         (), description="Faults the echo engine injects, such as 'kill:TEXT'. For tests."
     )

@@ -1,4 +1,4 @@
-"""A model's tokenizer and chat template. transformers is imported when one is loaded, not before."""
+"""A model's tokenizer. transformers is imported when one is loaded, not before."""
 
 import gc
 import json
@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from jobs import errors
 from jobs.settings import ModelSettings
+from jobs.template import ChatTemplate
 
 _CACHED_SEGMENT_CHARACTERS = 256
 _CACHE_CHARACTERS = 4_000_000
@@ -21,10 +22,11 @@ _importing, _loading = threading.Lock(), threading.Lock()
 
 
 class Tokenizer:
-    """Text to token ids and back, chats to text, for one model."""
+    """Text to token ids and back, for one model; `template` makes chats to text."""
 
-    def __init__(self, tokenizer: Any, context_tokens: int) -> None:
+    def __init__(self, tokenizer: Any, context_tokens: int, template: ChatTemplate | None = None) -> None:
         self._tokenizer = tokenizer
+        self.template = template or ChatTemplate(tokenizer)
         # Fast tokenizers refuse to be used by two threads at once ("Already borrowed").
         self._lock = threading.Lock()
         self._segments = _Segments(tokenizer) if _splits_at_special_tokens(tokenizer) else None
@@ -41,30 +43,15 @@ class Tokenizer:
 
             tokenizer = AutoTokenizer.from_pretrained(location, **options)
             config = None if model.context_tokens else AutoConfig.from_pretrained(location, **options)
+            if model.chat_template is not None:
+                tokenizer.chat_template = Path(model.chat_template).expanduser().read_text(encoding="utf-8")
         except Exception as error:  # a tokenizer file that is not one raises a bare Exception
             reason = str(error).strip().split("\n")[0] or type(error).__name__
             raise errors.ModelUnavailable(name=name, source=model.source, reason=reason) from None
         # transformers stays for good: going through its objects at each collection slows a plan by a tenth.
         gc.freeze()
-        return cls(tokenizer, model.context_tokens or context_of(config, tokenizer))
-
-    def chat(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
-        """Render messages with the model's template; raises ParameterRefused with the template's words."""
-        if not self._tokenizer.chat_template:
-            raise errors.ParameterRefused(
-                "This model has no chat template: use /v1/completions.", param="messages"
-            )
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **options
-            )
-        except (
-            Exception
-        ) as error:  # a template is a program of the model's author: whatever it raises is the line's
-            raise errors.ParameterRefused(
-                f"The chat template refused the messages: {error}", param="messages"
-            ) from None
-        return text
+        template = ChatTemplate(tokenizer, model.tool_format, model.reasoning)
+        return cls(tokenizer, model.context_tokens or context_of(config, tokenizer), template)
 
     def encode_chats(self, texts: list[str]) -> list[list[int]]:
         """Encode rendered chats: their special tokens are in the text already."""
@@ -85,6 +72,23 @@ class Tokenizer:
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 
+    def encode_inputs(self, texts: list[str], most: int) -> list[list[int]]:
+        """Encode texts to embed, the first `most` tokens of each, special tokens counted and kept."""
+        with self._lock:
+            self._tokenizer.truncation_side = "right"
+            try:
+                encoded = self._tokenizer(texts, truncation=True, max_length=most, verbose=False)
+            finally:
+                if self._segments is not None:
+                    self._segments.reset()
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids
+
+    @property
+    def special_tokens(self) -> int:
+        """How many special tokens the model puts around a raw prompt."""
+        return int(self._tokenizer.num_special_tokens_to_add())
+
     def decode(self, ids: list[int]) -> str:
         """Return the text of token ids, without special tokens."""
         with self._lock:
@@ -101,13 +105,17 @@ class _Segments:
 
     def __init__(self, tokenizer: Any) -> None:
         self._backend = tokenizer.backend_tokenizer
-        self._backend.no_truncation()
-        self._backend.no_padding()
+        self.reset()
         self._ids = {token.content: id for id, token in self._backend.get_added_tokens_decoder().items()}
         longest_first = sorted(self._ids, key=len, reverse=True)
         self._splitter = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
         self._known: OrderedDict[str, list[int]] = OrderedDict()
         self._characters = 0
+
+    def reset(self) -> None:
+        """Forget truncation and padding, which the backend remembers of whoever used it before."""
+        self._backend.no_truncation()
+        self._backend.no_padding()
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         split = [[piece for piece in self._splitter.split(text) if piece] for text in texts]

@@ -3,73 +3,26 @@
 import hashlib
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from sys import byteorder
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import orjson
 
-from jobs import bodies, buckets, errors, ids
+from jobs import buckets, ids
+from jobs.prepared import Prepared, PreparedInputs
 from jobs.records import JobRecord, PlannedRequest
 from jobs.scratch import Scratch, Sorter
-from jobs.tokens import Tokenizer
 
 _SCHEMA = """
 CREATE TABLE leaders (key BLOB PRIMARY KEY, row INTEGER) WITHOUT ROWID;
 CREATE TABLE followers (leader INTEGER, row INTEGER, custom_id TEXT, PRIMARY KEY (leader, row)) WITHOUT ROWID
 """
 
-
 _SHARD_TOKENS = 1_000_000
 _ITEM_BYTES = 300
 """What Python needs for an item to sort beside its tokens and parameters."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A request whose body is valid. Its prompt is text, `rendered` by the chat template or not, or ids."""
-
-    row: int
-    custom_id: str
-    prompt: str | list[int]
-    rendered: bool
-    params: dict[str, Any]
-
-    def fitted(self, prompt_tokens: int, context: int, default: int | None) -> "Prepared":
-        """Return the request with max_tokens settled; raises ContextLengthExceeded, ParameterRefused."""
-        room, asked = context - prompt_tokens, self.params["max_tokens"]
-        if not prompt_tokens:
-            raise errors.ParameterRefused("The prompt has no tokens.", param=self._param)
-        if room < (asked or 1):
-            raise errors.ContextLengthExceeded(
-                param=self._param,
-                context=context,
-                prompt=prompt_tokens,
-                asked=asked or 1,
-            )
-        settled = asked or min(default or room, room)
-        if self.params["min_tokens"] > settled:
-            message = f"min_tokens={self.params['min_tokens']} is more than max_tokens={settled}."
-            raise errors.ParameterRefused(message, param="min_tokens")
-        return replace(self, params=self.params | {"max_tokens": settled})
-
-    @property
-    def _param(self) -> str:
-        return "messages" if self.rendered else "prompt"
-
-
-def prepare(row: int, custom_id: str, body: bodies.Body, tokenizer: Tokenizer) -> Prepared:
-    """Render a body into a prompt; raises ParameterRefused."""
-    if isinstance(body, bodies.ChatBody):
-        text = tokenizer.chat([message.plain() for message in body.messages], body.chat_template_kwargs)
-        return Prepared(row, custom_id, text, True, body.params())
-    assert isinstance(body, bodies.CompletionBody)
-    if isinstance(body.prompt, list) and max(body.prompt) >= tokenizer.vocabulary:
-        message = f"Token id {max(body.prompt)} is outside the vocabulary of {tokenizer.vocabulary}."
-        raise errors.ParameterRefused(message, param="prompt")
-    return Prepared(row, custom_id, body.prompt, False, body.params())
 
 
 class Window:
@@ -90,10 +43,10 @@ class Window:
         self._sorter.__exit__(kind, error, trace)
         self._leaders.__exit__(kind, error, trace)
 
-    def add(self, record: JobRecord, request: Prepared, prompt_ids: list[int]) -> None:
+    def add(self, record: JobRecord, request: Prepared | PreparedInputs, prompt_ids: list[int]) -> None:
         """Take a request; one that equals an earlier deterministic one becomes its follower."""
         tokens, params = _pack(prompt_ids), request.params
-        sampled = params["temperature"] > 0
+        sampled = params.get("temperature", 0.0) > 0
         if not sampled or params["seed"] is not None:
             packed = orjson.dumps(params, option=orjson.OPT_SORT_KEYS)
             if self._follows(request, hashlib.sha256(tokens + packed).digest()):
@@ -102,7 +55,7 @@ class Window:
             packed = orjson.dumps(params | {"seed": ids.seed(ids.request_id(record.id, request.row))})
         # Longest bucket first, so that what takes longest does not start last; then by token sequence, so
         # that equal prefixes are neighbours.
-        bucket = buckets.bucket(len(prompt_ids))
+        bucket = buckets.bucket(max(len(prompt_ids), *map(len, params.get("inputs", ())), 0))
         item = (-bucket, tokens, request.row, request.custom_id, packed)
         self._sorter.add(item, _ITEM_BYTES + len(tokens) + len(packed))
         self.planned += 1
@@ -130,14 +83,14 @@ class Window:
                     followers=self._followers(row),
                 )
             )
-            room -= len(shard[-1].prompt_ids)
+            room -= len(shard[-1].prompt_ids) + sum(map(len, shard[-1].params.get("inputs", ())))
             if len(shard) == size or room <= 0:
                 yield shard
                 shard, room = [], most_tokens
         if shard:
             yield shard
 
-    def _follows(self, request: Prepared, key: bytes) -> bool:
+    def _follows(self, request: Prepared | PreparedInputs, key: bytes) -> bool:
         """Make a request the follower of the earlier one with its key, if there is one."""
         db = self._leaders.db
         if db.execute("INSERT OR IGNORE INTO leaders VALUES (?, ?)", (key, request.row)).rowcount:

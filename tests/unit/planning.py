@@ -13,6 +13,8 @@ from jobs.settings import ModelSettings, Settings
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+EMBED = "/v1/embeddings"
+TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 
 
 def request(custom_id: str = "a", content: Any = "hi", **body: Any) -> dict[str, Any]:
@@ -25,6 +27,12 @@ def request(custom_id: str = "a", content: Any = "hi", **body: Any) -> dict[str,
 def line(custom_id: str = "a", content: Any = "hi", **body: Any) -> bytes:
     """Return `request` as a line of a file."""
     return orjson.dumps(request(custom_id, content, **body)) + b"\n"
+
+
+def body_line(url: str, custom_id: str, **body: Any) -> bytes:
+    """Return a request to any endpoint as a line of a file."""
+    whole = {"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": "m", **body}}
+    return orjson.dumps(whole) + b"\n"
 
 
 def record(endpoint: str = CHAT) -> JobRecord:
@@ -88,9 +96,9 @@ class Planned:
 class Planning:
     """Plans the input of a test in a directory of its own, with the tokenizer of another."""
 
-    def __init__(self, directory: Path, tokenizer: Path) -> None:
+    def __init__(self, directory: Path, tokenizer: Path, **model: Any) -> None:
         self.store = store_local.LocalStore(directory / "store")
-        self.model = ModelSettings(source=str(tokenizer), context_tokens=2048)
+        self.model = ModelSettings(source=str(tokenizer), context_tokens=2048, **model)
         (directory / "scratch").mkdir(exist_ok=True)
         self.scratch = directory / "scratch"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobs import creation, errors
+from jobs import bodies, creation, errors
 
 GOOD: dict[str, Any] = {
     "input_file_id": "file-01",
@@ -75,13 +75,14 @@ def test_other_windows_are_refused(window: str) -> None:
     assert refused(completion_window=window).param == "completion_window"
 
 
-@pytest.mark.parametrize("endpoint", ["/v1/embeddings", "/v1/chat/completions/", "chat", "", 1, None])
+@pytest.mark.parametrize("endpoint", ["/v1/responses", "/v1/chat/completions/", "chat", "", 1, None])
 def test_endpoints_not_served_are_refused(endpoint: Any) -> None:
     assert refused(endpoint=endpoint).param == "endpoint"
 
 
-def test_embeddings_are_refused_as_not_served_by_this_version() -> None:
-    assert "does not serve /v1/embeddings" in str(refused(endpoint="/v1/embeddings"))
+@pytest.mark.parametrize("endpoint", bodies.BODIES)
+def test_each_endpoint_with_a_body_is_served(endpoint: str) -> None:
+    assert creation.parse(GOOD | {"endpoint": endpoint}).endpoint == endpoint
 
 
 @pytest.mark.parametrize("priority", [-101, 101, "1", 1.5, True])

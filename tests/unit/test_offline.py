@@ -171,9 +171,9 @@ def test_a_line_over_the_limit_is_wrong_input(run: Running, monkeypatch: pytest.
 
 
 def test_an_endpoint_that_is_not_run_is_wrong_input(run: Running) -> None:
-    done = run(line("a").replace(b"/v1/chat/completions", b"/v1/embeddings"))
+    done = run(line("a").replace(b"/v1/chat/completions", b"/v1/responses"))
     assert done.exit_code == 4
-    assert "/v1/embeddings" in done.output
+    assert "/v1/responses" in done.output
     assert "invalid_url" in done.output
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs import bodies, errors, ids, plan
+from jobs import bodies, body_chat, errors, ids, plan
 from tests.unit import planning
 from tests.unit.planning import Planned, Planning, line
 from worker import translate
@@ -66,7 +66,7 @@ JSON = st.recursive(
     ),
     max_leaves=6,
 )
-NAMES = st.sampled_from([*bodies.ChatBody.model_fields, *bodies.NEUTRAL, "prompt", "foo"]).filter(
+NAMES = st.sampled_from([*body_chat.ChatBody.model_fields, *bodies.REFUSED, "prompt", "foo"]).filter(
     "model".__ne__
 )
 
@@ -115,7 +115,7 @@ def test_a_long_bucket_comes_first(planned: Planning) -> None:
 
 def test_a_shard_ends_early_when_its_prompts_are_long(planned: Planning) -> None:
     from jobs import window
-    from jobs.window import Prepared
+    from jobs.prepared import Prepared
 
     with window.Window(planned.scratch) as opened:
         for row in range(5):
@@ -167,7 +167,7 @@ def test_odd_text_reaches_the_prompt_intact(planned: Planning, text: str) -> Non
     raw = json.dumps(planning.request("a", text), ensure_ascii=False).encode()
     (request,) = planned(raw).requests
     tokenizer = planned.tokenizer()
-    rendered = tokenizer.chat([{"role": "user", "content": text}], {})
+    rendered = tokenizer.template.render([{"role": "user", "content": text}])
     assert text in rendered
     assert [request.prompt_ids] == tokenizer.encode_chats([rendered])
 

@@ -208,20 +208,26 @@ def test_raw_prompts_get_the_models_own_special_tokens() -> None:
     assert cached.encode_prompts([]) == []
 
 
-def test_what_a_template_raises_is_the_requests_fault() -> None:
-    tokenizer = _tokenizer("bert")
-    cached = tokens.Tokenizer(tokenizer, 100)
-    messages = [{"role": "user", "content": "x"}]
-    with pytest.raises(errors.ParameterRefused, match="no chat template"):
-        cached.chat(messages, {})
-    for template in ("{{ raise_exception('roles must alternate') }}", "{{ messages[0].a.b }}", "{{ 1 / 0 }}"):
-        tokenizer.chat_template = template
-        with pytest.raises(errors.ParameterRefused, match="chat template refused") as refused:
-            cached.chat(messages, {})
-        assert refused.value.param == "messages"
-    tokenizer.chat_template = "{{ messages[0].content }}{{ mood }}"
-    assert cached.chat(messages, {"mood": "!"}) == "x!"
-    tokenizer.chat_template = None
+@pytest.mark.parametrize("kind", ["bytes", "bert", "prepend"])
+def test_a_text_to_embed_keeps_its_first_tokens_and_all_special_ones(kind: str) -> None:
+    cached = tokens.Tokenizer(_tokenizer(kind), 100)
+    (whole,) = cached.encode_prompts(["the cat sat on the mat"])
+    assert cached.special_tokens == 2
+    for most in range(3, len(whole) + 2):
+        (ids,) = cached.encode_inputs(["the cat sat on the mat"], most)
+        assert ids == (whole if most >= len(whole) else whole[: most - 1] + whole[-1:])
+
+
+def test_a_truncated_text_leaves_later_ones_whole() -> None:
+    cached = tokens.Tokenizer(_tokenizer("bytes"), 100)
+    (chat,), (prompt,) = cached.encode_chats(["the cat<s>sat"]), cached.encode_prompts(["the cat"])
+    assert len(cached.encode_inputs(["the cat"], 3)[0]) == 3
+    cached.encode_chats(["nothing"])
+    assert len(cached.encode_inputs(["the cat"], 4)[0]) == 4
+    assert (cached.encode_chats(["the cat<s>sat"])[0], cached.encode_prompts(["the cat"])[0]) == (
+        chat,
+        prompt,
+    )
 
 
 @pytest.mark.parametrize("content", [None, "not json", "{}", '{"version": "1.0"}'])

@@ -132,7 +132,7 @@ def test_inline_requests_become_an_input_file(api: Api) -> None:
         ({"input_file_id": "../x"}, "input_file_id"),
         ({"input_file_id": 5}, "input_file_id"),
         ({"input_file_id": None}, "input_file_id"),
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/responses"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"metadata": "x"}, "metadata"),
         ({"metadata": {"k": 1}}, "metadata"),

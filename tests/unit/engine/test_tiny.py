@@ -20,7 +20,7 @@ def test_the_same_seed_writes_the_same_model(tiny_path: Path, tmp_path: Path) ->
 def test_its_tokenizer_reads_chats_and_loses_nothing(tiny_path: Path) -> None:
     tokenizer = Tokenizer.load("tiny", ModelSettings.model_validate({"source": str(tiny_path)}))
     assert tokenizer.context_tokens == 2048
-    chat = tokenizer.chat([{"role": "user", "content": "Grüße 😀\n\u2028"}], {})
+    chat = tokenizer.template.render([{"role": "user", "content": "Grüße 😀\n\u2028"}])
     (ids,) = tokenizer.encode_chats([chat])
     assert chat.endswith("<|im_start|>assistant\n")
     assert "Grüße 😀\n\u2028" in tokenizer.decode(ids)

@@ -1,0 +1,154 @@
+"""A model's chat template: rendering with it, and what can be seen of the formats it uses."""
+
+import re
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+
+import orjson
+
+from jobs import errors
+
+ToolFormat = Literal["hermes", "llama"]
+Reasoning = Literal["open", "closed"]
+_OPEN, _CLOSE = "<think>", "</think>"
+_MOST_CHARACTERS = 300
+# Llama 3.x: its own mark, or the instruction and the rendering of calls as {"name": ..., "parameters": ...}.
+_LLAMA = re.compile(r'<\|python_tag\|>|\{"name": .{0,80}"parameters": ', re.DOTALL)
+# Others that say <tool_call> too: Qwen3-Coder and GLM put XML into it.
+_NOT_HERMES = re.compile(r"<function=|<arg_key>")
+_PROBE = "longhaul_probe"
+_PROBE_ID = "123456789"
+"""Mistral's templates take no other length."""
+
+
+class ChatTemplate:
+    """Renders chats of one model; `tool_format` and `reasoning` as in ModelSettings."""
+
+    def __init__(self, tokenizer: Any, tool_format: str = "auto", reasoning: str = "auto") -> None:
+        self._tokenizer = tokenizer
+        self._tool_format, self._reasoning = tool_format, reasoning
+        self.mentions = lru_cache(256)(self._mentions)
+
+    @cached_property
+    def text(self) -> str:
+        """The template itself; of several, those for chats without and with tools. Empty: there is none."""
+        source = self._tokenizer.chat_template
+        if not isinstance(source, dict):
+            return source or ""
+        return "\n".join(source[name] for name in ("default", "tool_use") if name in source)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat | None:
+        """The format in which the template wants calls; None: there are no tools, or in no format we know."""
+        if self._tool_format != "auto":
+            return None if self._tool_format == "none" else self._tool_format  # type: ignore[return-value]
+        if not self.mentions("tools"):
+            return None
+        if "<tool_call>" in self.text and not _NOT_HERMES.search(self.text):
+            return "hermes"
+        return "llama" if _LLAMA.search(self.text) else None
+
+    @cached_property
+    def thinks(self) -> bool:
+        """Whether the model reasons between <think> and </think> before it answers."""
+        return self._reasoning == "think" or (self._reasoning == "auto" and _CLOSE in self.text)
+
+    def _mentions(self, name: str) -> bool:
+        """Tell whether the template names a variable or field."""
+        return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", self.text) is not None
+
+    def reasoning(self, rendered: str, continued: str | None = None) -> Reasoning | None:
+        """Tell how an answer to a rendered chat begins: inside its reasoning (open) or not (closed).
+
+        `continued` is the message that it goes on with. None: the model does not think.
+        """
+        if not self.thinks:
+            return None
+        if continued and (_OPEN in continued or _CLOSE in continued):
+            return "open" if continued.rfind(_OPEN) > continued.rfind(_CLOSE) else "closed"
+        return "open" if rendered.rstrip().endswith(_OPEN) else "closed"
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        variables: dict[str, Any] | None = None,
+        continue_final: bool = False,
+        generation_prompt: bool = True,
+    ) -> str:
+        """Return the prompt of a chat; raises ParameterRefused with the template's words."""
+        if not self.text:
+            raise errors.ParameterRefused(
+                "This model has no chat template: use /v1/completions.", param="messages"
+            )
+        messages = [self._with_calls(message, index) for index, message in enumerate(messages)]
+        try:
+            return self._apply(
+                messages,
+                tools=tools or None,
+                add_generation_prompt=generation_prompt and not continue_final,
+                continue_final_message=continue_final,
+                **(variables or {}),
+            )
+        # A template is a program of the model's author: whatever it raises is the line's.
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).split("\n")[0][:_MOST_CHARACTERS]
+            message = f"The chat template refused the messages: {reason}"
+            raise errors.ParameterRefused(message, param="messages") from None
+
+    def _apply(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        return text
+
+    def _with_calls(self, message: dict[str, Any], index: int) -> dict[str, Any]:
+        """Give a message's calls their arguments as the template wants them: as objects or as JSON text."""
+        if not message.get("tool_calls"):
+            return message
+        if self._calls_as is None:
+            reason = "This model's chat template does not show tool calls of earlier messages."
+            raise errors.ParameterRefused(reason, param=f"messages[{index}].tool_calls")
+        return message | {
+            "tool_calls": [_with_arguments(call, self._calls_as) for call in message["tool_calls"]]
+        }
+
+    @cached_property
+    def _calls_as(self) -> type | None:
+        """The type of arguments that calls are shown with, found out by trying; None: they are not shown."""
+        shown: list[type | None] = []
+        for kind, form in ((dict, f'"{_PROBE}": 1'), (str, f'{{"{_PROBE}":1}}')):
+            try:
+                text = self._apply(_probe(kind), add_generation_prompt=True)
+            except Exception:  # this template wants them otherwise, or refuses more than that
+                continue
+            if form in text:
+                return kind
+            shown.append(kind if _PROBE in text else None)
+        return shown[0] if shown else dict
+
+
+def _probe(kind: type) -> list[dict[str, Any]]:
+    function = {"name": _PROBE, "arguments": f'{{"{_PROBE}":1}}'}
+    call = _with_arguments({"id": _PROBE_ID, "type": "function", "function": function}, kind)
+    return [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "x", "tool_call_id": _PROBE_ID},
+    ]
+
+
+def _with_arguments(call: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Return a call whose arguments are of a kind; text that holds no JSON object stays as it is."""
+    arguments = call["function"]["arguments"]
+    if isinstance(arguments, kind):
+        return call
+    if kind is str:
+        changed: Any = orjson.dumps(arguments).decode()
+    else:
+        try:
+            changed = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            changed = None
+        if not isinstance(changed, dict):
+            return call
+    return call | {"function": call["function"] | {"arguments": changed}}
