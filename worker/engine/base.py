@@ -8,7 +8,18 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from worker.engine.types import Completion, EngineConfig, FinishReason, Request, Row, Stats, Timings
+from worker.engine import embedding
+from worker.engine.embedding import EmbeddingRow
+from worker.engine.types import (
+    Completion,
+    EmbeddingRequest,
+    EngineConfig,
+    FinishReason,
+    Request,
+    Row,
+    Stats,
+    Timings,
+)
 
 _WINDOW_REQUESTS = 1024
 
@@ -29,6 +40,9 @@ class Engine(ABC):
         self.stats = Stats()
         self.expects_more = True
         self.on_admit: Callable[[list[str]], Iterable[str]] = lambda ids: ()
+        self._embedder: embedding.Embedder | None = None
+        self._no_embeddings = "this engine does not embed"
+        """Why embedding requests are refused; empty: they are not."""
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._waiting: dict[str, Row] = {}
@@ -68,14 +82,13 @@ class Engine(ABC):
         with self._lock:
             return frozenset(self._running)
 
-    def add(self, requests: Iterable[Request]) -> None:
+    def add(self, requests: Iterable[Request | EmbeddingRequest]) -> None:
         """Queue requests. An id that is here already starts anew; what cannot run comes back as an error."""
         with self._lock:
             for request in requests:
                 self.stats.requests_added += 1
                 self._drop(request.id)
-                row = Row(request)
-                reason = self._refusal(request)
+                row, reason = self._row(request)
                 if reason is None:
                     self._waiting[request.id] = row
                 else:
@@ -89,7 +102,7 @@ class Engine(ABC):
                 if row is not None:
                     self._ready.append(self._completion(row, "cancelled"))
 
-    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+    def generate(self, requests: Iterable[Request | EmbeddingRequest]) -> Iterator[Completion]:
         """Run requests to their end and yield completions as they finish, in any order."""
         source = iter(requests)
         try:
@@ -147,6 +160,29 @@ class Engine(ABC):
             else:
                 self.stats.requests_finished += 1
         return ready
+
+    def _row(self, request: Request | EmbeddingRequest) -> tuple[Row, str | None]:
+        """Return a request as a row, and why it can never run."""
+        if isinstance(request, Request):
+            return Row(request), self._refusal(request)
+        row = EmbeddingRow(request)
+        if self._no_embeddings:
+            return row, self._no_embeddings
+        reason = embedding.fault(request, self.context_tokens)
+        if reason is None and not _all_below(row.request.prompt_ids, self._vocabulary):
+            reason = f"an input has token ids outside of the model's {self._vocabulary}"
+        return row, reason
+
+    def _embed(self, others: bool = False, others_seconds: float = 0.0) -> bool:
+        """Run a slice of the embedding work, see Embedder.step; False: there is none, or not its turn."""
+        if self._embedder is None:
+            return False
+        with self._lock:
+            waiting = [row for row in self._waiting.values() if isinstance(row, EmbeddingRow)]
+        finished = self._embedder.step(waiting, self._admit, others, others_seconds)
+        for row, completion in finished or ():
+            self._finish(row, completion)
+        return finished is not None
 
     def _refusal(self, request: Request) -> str | None:
         """Return why a request can never run. A token id out of range would take its whole batch down."""
