@@ -16,6 +16,7 @@ from tests.unit.engine import embedding_models as models
 from tests.unit.engine.conftest import request as generation
 from tests.unit.engine.embedding_models import TEXTS, embed
 from worker.engine import EmbeddingRequest, Engine, EngineConfig, embedding, pooling, tiny
+from worker.engine.echo import EchoEngine
 from worker.engine.embedders import EmbeddingEngine
 from worker.engine.fallback import FallbackEngine
 from worker.engine.fast import FastEngine
@@ -438,6 +439,17 @@ def test_a_pooling_that_is_unknown_keeps_a_model_from_embedding_only(
     assert done["g"].error is None
     with pytest.raises(errors.ModelUnavailable, match=r"does not embed.*median"):
         Engine.load(source, EngineConfig(device="cpu", task="embed"))
+
+
+def test_the_echo_engine_embeds_without_a_model(tiny_path: Path) -> None:
+    engine = EchoEngine.open(str(tiny_path), EngineConfig(), faults=["raise:BAD"])
+    bad = engine.tokenizer.encode("so BAD").ids
+    engine.add([EmbeddingRequest("a", ([1, 2], [3])), EmbeddingRequest("b", (bad,)), generation("g", [4])])
+    done = {c.id: c for c in engine.generate([])}
+    assert done["a"].embeddings == [embedding.hashed([1, 2]), embedding.hashed([3])]
+    assert (done["a"].token_ids, done["a"].finish_reason) == ([], "stop")
+    assert "injected" in (done["b"].error or "")
+    assert done["g"].token_ids == [4]
 
 
 def test_the_echo_engines_vectors_depend_on_every_id() -> None:
