@@ -34,6 +34,11 @@ class ModelSettings(BaseModel):
     engine: Literal["auto", "echo"] = Field(
         "auto", description="'echo' repeats the prompt: for tests and benchmarks of the system."
     )
+    task: Literal["auto", "generate", "embed"] = Field(
+        "auto",
+        description="What the model is for: auto lets a causal LM generate and embed, and other models embed;"
+        " generate and embed allow one alone.",
+    )
     context_tokens: int | None = Field(
         None, gt=0, description="Longest prompt + output; None reads it from the model."
     )

@@ -9,8 +9,18 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from worker.engine import choices
-from worker.engine.types import Completion, EngineConfig, FinishReason, Request, Row, Stats, Timings
+from worker.engine import choices, embedding
+from worker.engine.embedding import EmbeddingRow
+from worker.engine.types import (
+    Completion,
+    EmbeddingRequest,
+    EngineConfig,
+    FinishReason,
+    Request,
+    Row,
+    Stats,
+    Timings,
+)
 
 _WINDOW_REQUESTS = 1024
 
@@ -31,6 +41,9 @@ class Engine(ABC):
         self.stats = Stats()
         self.expects_more = True
         self.on_admit: Callable[[list[str]], Iterable[str]] = lambda ids: ()
+        self._embedder: embedding.Embedder | None = None
+        self._no_embeddings = "this engine does not embed"
+        """Why embedding requests are refused; empty: they are not."""
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._waiting: dict[str, Row] = {}
@@ -74,19 +87,18 @@ class Engine(ABC):
         with self._lock:
             return frozenset(row.request_id for row in self._running.values())
 
-    def add(self, requests: Iterable[Request]) -> None:
+    def add(self, requests: Iterable[Request | EmbeddingRequest]) -> None:
         """Queue requests. An id that is here already starts anew; what cannot run comes back as an error."""
         with self._lock:
             for request in requests:
                 self.stats.requests_added += 1
                 self._drop(request.id)
-                reason = self._refusal(request)
+                rows, reason = self._as_rows(request)
                 if reason is None:
-                    rows = choices.rows_of(request)
                     self._waiting |= {row.id: row for row in rows}
                     self._rows[request.id] = rows
                 else:
-                    self._ready.append(self._completion(Row(request), "error", error=reason))
+                    self._ready.append(self._completion(rows[0], "error", error=reason))
 
     def cancel(self, ids: Iterable[str]) -> None:
         """Stop requests, waiting or running: the next step returns them as cancelled. Ignores unknown ids."""
@@ -96,7 +108,7 @@ class Engine(ABC):
                     completion = self._completion(row, "cancelled")
                     self._ready.append(dataclasses.replace(completion, id=id))
 
-    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+    def generate(self, requests: Iterable[Request | EmbeddingRequest]) -> Iterator[Completion]:
         """Run requests to their end and yield completions as they finish, in any order."""
         source = iter(requests)
         try:
@@ -166,6 +178,32 @@ class Engine(ABC):
             else:
                 self.stats.requests_finished += 1
         return ready
+
+    def _as_rows(self, request: Request | EmbeddingRequest) -> tuple[list[Row], str | None]:
+        """Return the rows of a request, and why it can never run: then it is one row."""
+        if isinstance(request, EmbeddingRequest):
+            return [EmbeddingRow(request)], self._embedding_refusal(request)
+        reason = self._refusal(request)
+        return ([Row(request)] if reason else choices.rows_of(request)), reason
+
+    def _embedding_refusal(self, request: EmbeddingRequest) -> str | None:
+        if self._no_embeddings:
+            return self._no_embeddings
+        reason = embedding.fault(request, self.context_tokens)
+        if reason is None and not all(_all_below(ids, self._vocabulary) for ids in request.inputs):
+            reason = f"an input has token ids outside of the model's {self._vocabulary}"
+        return reason
+
+    def _embed(self, others: bool = False, others_seconds: float = 0.0) -> bool:
+        """Run a slice of the embedding work, see Embedder.step; False: there is none, or not its turn."""
+        if self._embedder is None:
+            return False
+        with self._lock:
+            waiting = [row for row in self._waiting.values() if isinstance(row, EmbeddingRow)]
+        finished = self._embedder.step(waiting, self._admit, others, others_seconds)
+        for row, completion in finished or ():
+            self._finish(row, completion)
+        return finished is not None
 
     def _refusal(self, request: Request) -> str | None:
         """Return why a request can never run. A token id out of range would take its whole batch down."""

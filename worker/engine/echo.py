@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from jobs import errors, tokens
+from worker.engine import embedding
 from worker.engine.base import Engine
+from worker.engine.embedding import EmbeddingRow
 from worker.engine.source import locate
 from worker.engine.types import Completion, EngineConfig, Row, Timings
 
@@ -20,6 +22,7 @@ _NO_LIMIT = 1 << 40
 
 class EchoEngine(Engine):
     """Completes a request with the last tokens of its prompt, up to max_tokens; a step finishes all that run.
+    An embedding is a few numbers made of the hash of its input.
 
     Faults: `kill:TEXT` kills the process when a running prompt contains TEXT, `raise:TEXT` makes that request
     an error, `hang:TEXT` never returns from the step (until `close`), `slow:SECONDS` makes each step so long.
@@ -27,6 +30,7 @@ class EchoEngine(Engine):
 
     def __init__(self, tokenizer: Any, config: EngineConfig, faults: Iterable[str] = ()) -> None:
         super().__init__(tokenizer, config.context_tokens or _NO_LIMIT, _NO_LIMIT, config)
+        self._no_embeddings = ""
         self._closing = threading.Event()
         self._slow_seconds = 0.0
         self._texts: dict[str, list[str]] = {"kill": [], "raise": [], "hang": []}
@@ -72,18 +76,23 @@ class EchoEngine(Engine):
         self._closing.set()
 
     def _echo(self, rows: list[Row], raised: set[str]) -> None:
-        outputs = [row.request.prompt_ids[-row.max_tokens :] for row in rows]
-        now = time.monotonic()
-        for row, output in zip(rows, outputs, strict=True):
+        for row in rows:
             self.stats.prefill_tokens_computed += row.tokens
-            row.first_token = now
+            row.first_token = time.monotonic()
             if row.id in raised:
                 self._finish(row, self._completion(row, "error", error="RuntimeError: an injected fault"))
-                continue
-            self.stats.tokens_sampled += len(output)
-            text = self.tokenizer.decode(output, skip_special_tokens=True)
-            timings = Timings(row.admitted, now, now)
-            self._finish(row, Completion(row.id, output, text, "length", 0, timings))
+            elif isinstance(row, EmbeddingRow):
+                row.vectors = [embedding.hashed(ids) for ids in row.inputs]
+                self.stats.embeddings_made += len(row.inputs)
+                self._finish(row, row.completion())
+            else:
+                self._finish(row, self._repeated(row, row.first_token))
+
+    def _repeated(self, row: Row, now: float) -> Completion:
+        output = row.request.prompt_ids[-row.max_tokens :]
+        self.stats.tokens_sampled += len(output)
+        text = self.tokenizer.decode(output, skip_special_tokens=True)
+        return Completion(row.id, output, text, "length", 0, Timings(row.admitted, now, now))
 
     def _inject_faults(self, rows: list[Row]) -> set[str]:
         """Do what the faults say; return the ids of the rows that must fail."""

@@ -15,8 +15,9 @@ from dataclasses import replace
 import torch
 
 from jobs import errors
-from worker.engine import batching, grammar, loader, padding, running
+from worker.engine import batching, embedders, grammar, headless, loader, padding, running
 from worker.engine.base import Engine
+from worker.engine.embedding import EmbeddingRow
 from worker.engine.native import library
 from worker.engine.rows import RowState
 from worker.engine.types import Completion, EngineConfig, Row
@@ -42,6 +43,8 @@ class FallbackEngine(Engine):
         self._events: queue.SimpleQueue[tuple[Row, Completion] | BaseException | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run_batches, name="generate", daemon=True)
         self._try_batches()
+        self._embedder, self._no_embeddings = embedders.padded(loaded, config, self.stats)
+        self._batch_started = self._batch_seconds = 0.0
         self._thread.start()
         # A thread inside torch when the interpreter goes away aborts the process.
         atexit.register(self.close)
@@ -71,7 +74,9 @@ class FallbackEngine(Engine):
         if self._lost is not None:
             raise self._lost
         if not self._busy:
-            self._start_batch()
+            seconds, self._batch_seconds = self._batch_seconds, 0.0
+            if not self._embed(others=bool(self._prompts()), others_seconds=seconds):
+                self._start_batch()
         self._collect()
         return self._take_ready()
 
@@ -84,6 +89,7 @@ class FallbackEngine(Engine):
         self._thread.join(_CLOSE_SECONDS)
         self._forget_all()
         del self._loaded
+        self._embedder = None
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -95,12 +101,16 @@ class FallbackEngine(Engine):
             self.stats.padding_differs = 1
             self.stats.batches_differ = int(self._batches_of is padding.Batches.ONE_ROW)
 
-    def _start_batch(self) -> None:
+    def _prompts(self) -> list[Row]:
         with self._lock:
-            rows = batching.form(list(self._waiting.values()), self._limits())
+            return [row for row in self._waiting.values() if not isinstance(row, EmbeddingRow)]
+
+    def _start_batch(self) -> None:
+        rows = batching.form(self._prompts(), self._limits())
         admitted = self._admit(rows)
         if admitted:
             self._busy = True
+            self._batch_started = time.monotonic()
             self._batches.put(admitted)
 
     def _collect(self) -> None:
@@ -112,6 +122,7 @@ class FallbackEngine(Engine):
                 event = self._events.get(timeout=wait) if wait else self._events.get_nowait()
                 if event is None:
                     self._busy = False
+                    self._batch_seconds = time.monotonic() - self._batch_started
                 elif isinstance(event, BaseException):
                     self._lost = event
                     raise event
@@ -149,7 +160,7 @@ class FallbackEngine(Engine):
 
     def _recover(self, error: Exception, together: list[RowState]) -> bool:
         """Make batches smaller when memory was short, fail a lone row that raises; True: run one by one."""
-        if _is_out_of_memory(error) and len(together) > 1:
+        if headless.is_out_of_memory(error) and len(together) > 1:
             _free_memory()
             planned = len(together) * batching.length([state.row for state in together])
             self._batch_tokens = planned // 2
@@ -160,7 +171,7 @@ class FallbackEngine(Engine):
                 self._batch_tokens,
             )
             return False
-        if _is_device_lost(error):
+        if headless.is_device_lost(error):
             raise error
         line = f"{type(error).__name__}: {error}".split("\n")[0]
         log.error("batch failed rows=%d error=%r", len(together), line)
@@ -180,15 +191,6 @@ class FallbackEngine(Engine):
 
     def _hand_over(self, row: Row, completion: Completion) -> None:
         self._events.put((row, completion))
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
-def _is_device_lost(error: BaseException) -> bool:
-    """Tell whether a GPU is unusable for the rest of the process, as after an illegal memory access."""
-    return not _is_out_of_memory(error) and isinstance(error, torch.AcceleratorError)
 
 
 def _free_memory() -> None:

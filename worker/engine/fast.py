@@ -13,13 +13,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from worker.engine import choosing, grammar, guards, heap, kv, loader, packing, prefix, runner
+from worker.engine import choosing, embedders, grammar, guards, heap, kv, loader, packing, prefix, runner
 from worker.engine.base import Engine
+from worker.engine.embedding import EmbeddingRow
 from worker.engine.native import library
 from worker.engine.rows import RowState
 from worker.engine.scheduler import Batch, Scheduler
 from worker.engine.sequence import Sequence
-from worker.engine.types import Completion, EngineConfig, Request
+from worker.engine.types import Completion, EmbeddingRequest, EngineConfig, Request
 
 log = logging.getLogger(__name__)
 # On a CPU the memory is everybody's: other workers, and whatever else runs on the machine.
@@ -55,18 +56,20 @@ class FastEngine(Engine):
         ready = guards.prepare(loaded.model)
         engine = cls(loaded, config, ready)
         engine.stats.native_kernels = int(not ready.reads_beyond)
+        engine._embedder, engine._no_embeddings = embedders.packed(loaded, config, engine.stats)
         return engine
 
     def room(self) -> int:
         """Return how many more requests to claim now: a batch is to wait while the last one drains."""
         return max(0, self.config.max_running - len(self._waiting))
 
-    def add(self, requests: Iterable[Request]) -> None:
+    def add(self, requests: Iterable[Request | EmbeddingRequest]) -> None:
         requests = list(requests)
         with heap.growing():
             super().add(requests)
             with self._lock:
-                rows = dict.fromkeys(row for r in requests for row in self._rows.get(r.id, ()))
+                added = dict.fromkeys(row for r in requests for row in self._rows.get(r.id, ()))
+            rows = [row for row in added if not isinstance(row, EmbeddingRow)]
             self._scheduler.add(
                 (row, RowState(row, self.tokenizer, self._eos_ids, self._grammars)) for row in rows
             )
@@ -78,7 +81,8 @@ class FastEngine(Engine):
         seconds = time.perf_counter() - started
         self.stats.step_seconds += seconds
         self.stats.scheduling_seconds += seconds - (self._model_seconds - model)
-        if idle and self.expects_more and not self._ready:
+        embedded = self._embed(others=not idle, others_seconds=seconds)
+        if idle and not embedded and self.expects_more and not self._ready:
             time.sleep(min(self._scheduler.held_seconds(), _NAP_SECONDS))
         return self._take_ready()
 
@@ -113,6 +117,7 @@ class FastEngine(Engine):
         self._memory = kv.Memory(self._memory.layout, self._memory.budget)
         self._scheduler = Scheduler(self._memory, self.config, self.stats, self._clock)
         del self._runner
+        self._embedder = None
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

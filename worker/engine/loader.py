@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from jobs import errors, tokens
+from worker.engine import heads, pooling
+from worker.engine.pooling import LAST, MEAN, Pooling
 from worker.engine.source import locate
 from worker.engine.types import EngineConfig
 
@@ -19,7 +21,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to run. `eos_ids` end a sequence; `pad_id` fills rows and is never looked at."""
+    """A model ready to run. `eos_ids` end a sequence; `pad_id` fills rows and is never looked at. `pooling`
+    makes its embeddings, or it says why there are none.
+    """
 
     model: Any
     tokenizer: Any
@@ -28,6 +32,12 @@ class Loaded:
     eos_ids: frozenset[int]
     pad_id: int
     device: torch.device
+    pooling: Pooling | str = LAST
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model has a head to choose tokens with."""
+        return bool(self.model.can_generate())
 
 
 def load(source: str, config: EngineConfig, name: str | None = None) -> Loaded:
@@ -40,17 +50,21 @@ def load(source: str, config: EngineConfig, name: str | None = None) -> Loaded:
         use_all_cores()
         location, options = locate(source, config)
         tokenizer = AutoTokenizer.from_pretrained(location, **options)
-        model = _load_model(location, options, config.dtype, device)
+        model = _load_model(location, options, config, device)
+        loaded = wrap(model, tokenizer, config.context_tokens)
+        loaded = replace(loaded, pooling=_read_pooling(location, options, loaded))
     except Exception as error:  # a model's own code and files may raise anything
         raise errors.ModelUnavailable(name=name, source=source, reason=_one_line(error)) from error
     log.info("model loaded name=%s device=%s dtype=%s", name, device, model.dtype)
-    return wrap(model, tokenizer, config.context_tokens)
+    return loaded
 
 
 def wrap(model: Any, tokenizer: Any, context_tokens: int | None = None) -> Loaded:
     """Make a model and tokenizer that are in memory ready to run."""
     text = model.config.get_text_config()
-    eos_ids = _ids(model.generation_config.eos_token_id) or _ids(getattr(text, "eos_token_id", None))
+    generation = getattr(model, "generation_config", None)  # a model without a head has none
+    eos_ids = _ids(getattr(generation, "eos_token_id", None))
+    eos_ids = eos_ids or _ids(getattr(text, "eos_token_id", None))
     eos_ids |= _ids(getattr(tokenizer, "eos_token_id", None))
     # Sampling defaults that come with a checkpoint must not act behind a request's back.
     model.generation_config = GenerationConfig()
@@ -58,11 +72,12 @@ def wrap(model: Any, tokenizer: Any, context_tokens: int | None = None) -> Loade
     return Loaded(
         model,
         tokenizer,
-        context_tokens or tokens.context_of(model.config, tokenizer),
+        context_tokens or _context_of(model, tokenizer),
         model.get_input_embeddings().weight.shape[0],
         frozenset(eos_ids),
         min(eos_ids, default=0),
         model.device,
+        LAST if heads.is_causal(model.config) else MEAN,
     )
 
 
@@ -99,16 +114,38 @@ def use_all_cores() -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
 
 
-def _load_model(location: str, options: dict[str, Any], dtype: str, device: torch.device) -> Any:
-    own = getattr(AutoConfig.from_pretrained(location, **options), "dtype", None)
-    picked = pick_dtype(dtype, own, device)
+def _context_of(model: Any, tokenizer: Any) -> int:
+    """Return the context; models like RoBERTa number positions from behind the padding token's id."""
+    context = tokens.context_of(model.config, tokenizer)
+    embeddings = getattr(model.base_model, "embeddings", None)
+    places = getattr(getattr(embeddings, "position_embeddings", None), "num_embeddings", None)
+    offset = getattr(embeddings, "padding_idx", None)
+    return context if places is None or offset is None else min(context, places - offset - 1)
+
+
+def _read_pooling(location: str, options: dict[str, Any], loaded: Loaded) -> Pooling | str:
+    """Return the pooling that the model's files ask for; one that is unknown only keeps it from embedding."""
+    assert isinstance(loaded.pooling, Pooling)
+    try:
+        found = loaded.pooling if "gguf_file" in options else pooling.read(location, options, loaded.pooling)
+    except pooling.Unsupported as reason:
+        log.warning("the model cannot embed: %s", reason)
+        return str(reason)
+    log.info("embeddings pooling=%s layers=%d", "+".join(found.modes), len(found.layers))
+    return found
+
+
+def _load_model(location: str, options: dict[str, Any], wanted: EngineConfig, device: torch.device) -> Any:
+    config = AutoConfig.from_pretrained(location, **options)
+    picked = pick_dtype(wanted.dtype, getattr(config, "dtype", None), device)
+    auto = heads.auto_class(config, options, wanted.task)
     if "gguf_file" in options:
-        model = _without_quantization(AutoModelForCausalLM.from_pretrained(location, dtype=picked, **options))
+        model = _without_quantization(auto.from_pretrained(location, dtype=picked, **options))
     elif device.type == "cuda":
         # Weights go straight to the GPU: the host never holds all of them.
-        model = AutoModelForCausalLM.from_pretrained(location, dtype=picked, device_map=device, **options)
+        model = auto.from_pretrained(location, dtype=picked, device_map=device, **options)
     else:
-        model = AutoModelForCausalLM.from_pretrained(location, dtype=picked, **options)
+        model = auto.from_pretrained(location, dtype=picked, **options)
     return model.to(device)
 
 

@@ -5,6 +5,7 @@ import logging
 from jobs import errors
 from worker.engine import guards, heap, loader
 from worker.engine.base import Engine
+from worker.engine.embedders import EmbeddingEngine
 from worker.engine.fallback import FallbackEngine
 from worker.engine.fast import FastEngine
 from worker.engine.native import library
@@ -24,7 +25,8 @@ def open_model(source: str, config: EngineConfig, name: str | None = None) -> En
         reason = f"LONGHAUL_KERNELS=native: {error}"
         raise errors.ModelUnavailable(name=name, source=source, reason=reason) from error
     except Exception as error:  # the first tokens of a model may fail in any way
-        reason = f"it does not generate: {type(error).__name__}: {error}".split("\n")[0]
+        does = "generate" if loaded.generates and config.task != "embed" else "embed"
+        reason = f"it does not {does}: {type(error).__name__}: {error}".split("\n")[0]
         raise errors.ModelUnavailable(name=name, source=source, reason=reason) from error
     heap.freeze()
     if isinstance(engine, FastEngine):
@@ -42,11 +44,13 @@ def over(loaded: loader.Loaded, config: EngineConfig, name: str = "") -> Engine:
         engine = _best(loaded, config, name)
     if config.kernels == "native" and not engine.stats.native_kernels:
         engine.close()
-        raise library.Unavailable("transformers' generate, which runs this model, has none")
+        raise library.Unavailable("transformers' own code, which runs this model, has none")
     return engine
 
 
 def _best(loaded: loader.Loaded, config: EngineConfig, name: str) -> Engine:
+    if config.task == "embed" or not loaded.generates:
+        return EmbeddingEngine(loaded, config)
     if config.fast:
         try:
             return FastEngine.over(loaded, config)

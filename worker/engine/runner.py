@@ -28,7 +28,7 @@ class ModelRunner:
     none.
     """
 
-    def __init__(self, model: Any, backend: str = "auto") -> None:
+    def __init__(self, model: Any, backend: str | attention.Backend = "auto") -> None:
         self._model = model
         self.layout, self.scorings = _learn_layers(model)
         self._backend = _backend(backend, self.layout)
@@ -86,8 +86,10 @@ def _forward(
     return output.logits[0]
 
 
-def _backend(name: str, layout: kv.Layout) -> attention.Backend:
+def _backend(name: str | attention.Backend, layout: kv.Layout) -> attention.Backend:
     """Return a backend; `auto` is the native one where its kernels run, else the dense one."""
+    if not isinstance(name, str):
+        return name
     if name != "auto":
         return attention.BACKENDS[name]
     kernels = library.kernels(layout.dtype, layout.device)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Kernels = Literal["auto", "native", "torch"]
+Task = Literal["auto", "generate", "embed"]
 _GREEDY_TEMPERATURE = 1e-5
 
 
@@ -168,6 +169,9 @@ class EngineConfig:
     memory is needed); `share_prefixes` off computes every prompt whole; `cascade` off attends to a shared
     prefix once for each request instead of once for all; `fast` off always takes transformers' `generate`;
     `kernels` auto compiles our own for a CPU where it can, native refuses to load without, torch never does.
+
+    `task` auto does what the model can: a causal LM generates and embeds, others embed; generate and embed
+    ask for one alone. An embedding batch has `prefill_chunk_tokens`, and more on a fast device.
     Raises ValueError for what no engine can run with.
     """
 
@@ -187,6 +191,7 @@ class EngineConfig:
     cascade: bool = True
     fast: bool = True
     kernels: Kernels = "auto"
+    task: Task = "auto"
 
     def __post_init__(self) -> None:
         for name in ("max_running", "prefill_chunk_tokens", "max_batch_tokens", "kv_memory_bytes"):
@@ -199,6 +204,8 @@ class EngineConfig:
                 raise ValueError(f"{name} must be >= 0, not {value}")
         if self.kernels not in get_args(Kernels):
             raise ValueError(f"kernels must be one of {', '.join(get_args(Kernels))}, not {self.kernels!r}")
+        if self.task not in get_args(Task):
+            raise ValueError(f"task must be one of {', '.join(get_args(Task))}, not {self.task!r}")
         if any(size < 1 for size in self.preferred_batch_sizes):
             raise ValueError(
                 f"preferred_batch_sizes must be at least 1 each, not {self.preferred_batch_sizes}"
@@ -242,6 +249,8 @@ class Stats:
     preemptions: int = 0
     tokens_recomputed: int = 0
     kv_bytes_in_use: int = 0
+    embeddings_made: int = 0
+    embedding_seconds: float = 0.0
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
