@@ -1,18 +1,212 @@
-"""Stub until merged."""
+"""Which tokens may come next by a grammar (llguidance), computed beside the model's step."""
+
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import llguidance
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from jobs import grammar_rules, grammars
+
+T = TypeVar("T")
+
+_REMEMBERED = 256
+_LIMITS = llguidance.LLParserLimits(initial_lexer_fuel=grammars.LEXER_FUEL, verbose_errors=False)
 
 
 class GrammarFailed(Exception):
-    pass
-
-
-class Constraint:
-    def prepare(self) -> None: ...
-    def restrict(self, logits: object) -> None: ...
-    def take(self, token_id: int) -> bool:
-        return False
+    """A grammar cannot be compiled, or an output not be held to it; the message is one line."""
 
 
 class Grammars:
-    def __init__(self, tokenizer: object, vocabulary: int, end_ids: frozenset[int]) -> None: ...
-    def open(self, text: str) -> Constraint:
-        raise GrammarFailed("no")
+    """Opens constraints over one model's vocabulary, each grammar compiled once.
+
+    `vocabulary` is the number of logits; those beyond the tokenizer's tokens are never allowed. Each of
+    `end_ids` may end an output where its grammar may end. Nothing is computed before a grammar is opened.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, end_ids: frozenset[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._size = vocabulary
+        self._end_ids = frozenset(id for id in end_ids if id < vocabulary)
+        self._tokens: _Tokens | None = None
+        self._compiled: OrderedDict[str, Future[llguidance.LLMatcher]] = OrderedDict()
+        # Compiling may take long, and must not hold up the masks of the rows that run.
+        self._compiler = ThreadPoolExecutor(1, "grammar-compiler")
+        self._masker = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) // 2)), "grammar-mask")
+
+    def open(self, text: str) -> "Constraint":
+        """Return a constraint for one output; its grammar is compiled in the background if it is new."""
+        compiled = self._compiled.get(text)
+        if compiled is None:
+            compiled = self._compiler.submit(_guarded, lambda: self._compile(text))
+            self._compiled[text] = compiled
+        self._compiled.move_to_end(text)
+        while len(self._compiled) > _REMEMBERED:
+            self._compiled.popitem(last=False)
+        return Constraint(compiled, self._masker, self._size, self._end_ids)
+
+    def close(self) -> None:
+        """Stop the threads. Constraints that are open can no longer be used."""
+        self._compiler.shutdown(wait=True, cancel_futures=True)
+        self._masker.shutdown(wait=True, cancel_futures=True)
+
+    def _compile(self, text: str) -> llguidance.LLMatcher:
+        if self._tokens is None:
+            self._tokens = _Tokens(self._tokenizer, self._size, self._end_ids)
+        matcher = llguidance.LLMatcher(
+            self._tokens.known, self._tokens.rewritten(text), log_level=0, limits=_LIMITS
+        )
+        _check(matcher)
+        return matcher
+
+
+class Constraint:
+    """Holds one output to a grammar, token by token; knows what was taken, so that it outlives a preemption.
+
+    Each method raises GrammarFailed when the grammar, or the library on it, fails: for this output alone.
+    """
+
+    def __init__(
+        self,
+        compiled: "Future[llguidance.LLMatcher]",
+        masker: ThreadPoolExecutor,
+        vocabulary: int,
+        end_ids: frozenset[int],
+    ) -> None:
+        self._compiled = compiled
+        self._masker = masker
+        self._vocabulary = vocabulary
+        self._end_ids = end_ids
+        self._matcher: llguidance.LLMatcher | None = None
+        self._forbidden: Future[Tensor] | None = None
+
+    def prepare(self) -> None:
+        """Start to compute which tokens may come next; returns at once."""
+        if self._forbidden is None:
+            forbidden: Future[Tensor] = Future()
+            self._forbidden = forbidden
+            # Not waiting in the pool for the compiler: other rows need its threads.
+            self._compiled.add_done_callback(lambda _: self._masker.submit(self._compute, forbidden))
+
+    def restrict(self, logits: Tensor) -> None:
+        """Set the logits [V] of tokens that may not come next to -inf, in place."""
+        self.prepare()
+        assert self._forbidden is not None
+        forbidden = self._forbidden.result()
+        logits.masked_fill_(forbidden.to(logits.device, non_blocking=True), -torch.inf)
+
+    def take(self, token_id: int) -> bool:
+        """Advance by a token; return True when the output is complete, so that nothing more can follow."""
+        if self._forbidden is not None:
+            self._forbidden.exception()  # the matcher is not to be used by two threads
+            self._forbidden = None
+        return _guarded(lambda: self._take(token_id))
+
+    def _take(self, token_id: int) -> bool:
+        matcher = self._opened()
+        if token_id in self._end_ids:
+            if not matcher.is_accepting():
+                raise GrammarFailed("the output ended where its grammar cannot end")
+            return True
+        if not matcher.consume_token(token_id):
+            _check(matcher)
+            raise GrammarFailed(f"token {token_id} is not what the grammar allows")
+        return matcher.is_stopped()
+
+    def _opened(self) -> llguidance.LLMatcher:
+        if self._matcher is None:
+            self._matcher = self._compiled.result().deep_copy()
+        return self._matcher
+
+    def _compute(self, forbidden: "Future[Tensor]") -> None:
+        try:
+            forbidden.set_result(_guarded(self._mask))
+        except GrammarFailed as error:
+            forbidden.set_exception(error)
+
+    def _mask(self) -> Tensor:
+        matcher = self._opened()
+        words = np.empty((_padded(self._vocabulary) + 31) // 32, np.int32)
+        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        _check(matcher)
+        allowed = np.unpackbits(words.view(np.uint8), count=self._vocabulary, bitorder="little")
+        if not allowed.any():
+            raise GrammarFailed("no token of the model continues what the grammar allows")
+        return torch.from_numpy(allowed == 0)
+
+
+class _Tokens:
+    """A model's tokens as llguidance knows them: the bytes that each adds to the text.
+
+    Special tokens, which a decoder leaves out of the text, spell nothing: a grammar must name them. Other
+    added tokens, such as a `<tool_call>` that is not special, are text like any.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, end_ids: frozenset[int]
+    ) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if tokenizer is None or backend is None:
+            raise GrammarFailed("response_format and tools need a model with a fast tokenizer")
+        spelled = llguidance.LLTokenizer(backend.to_str())
+        known = min(spelled.vocab_size, vocabulary)
+        added = backend.get_added_tokens_decoder()
+        special = (
+            {id for id, token in added.items() if token.special} | set(tokenizer.all_special_ids) | end_ids
+        )
+        self.tokens = [spelled.decode_bytes([id]) for id in range(known)]
+        self.tokens += [b""] * (_padded(vocabulary) - known)
+        self.special_token_ids = sorted(id for id in special if id < known)
+        self.bos_token_id = None
+        # The last of the padding, which no logit stands for, where the model has no end of its own.
+        ends = sorted(end_ids) or [_padded(vocabulary) - 1]
+        self.eos_token_id = ends[0]
+        self.known = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), eos_token=ends)
+        self._ids = {token.content: id for id, token in added.items() if id in special and id < known}
+
+    def __call__(self, text: Any) -> list[int]:
+        """Never needed: grammars of `grammar_rules` force no tokenization."""
+        raise NotImplementedError("a grammar that forces tokens")
+
+    def rewritten(self, text: str) -> str:
+        """Return a grammar in which markers that are special tokens here stand as such."""
+        for marker in grammar_rules.MARKERS:
+            if marker in self._ids:
+                text = re.sub(
+                    rf'^(\w+)(?:\[lazy\])?: (TEXT )?"{re.escape(marker)}"$',
+                    rf"\1: \2<[{self._ids[marker]}]>",
+                    text,
+                    flags=re.MULTILINE,
+                )
+        return text
+
+
+def _padded(vocabulary: int) -> int:
+    """Return how many tokens llguidance is told of: one more than there are logits."""
+    return vocabulary + 1
+
+
+def _check(matcher: llguidance.LLMatcher) -> None:
+    if matcher.is_error():
+        raise GrammarFailed(" ".join(matcher.get_error().split())[:500])
+
+
+def _guarded(call: Callable[[], T]) -> T:
+    """Return what a call into the library returns; raises GrammarFailed for whatever it raises."""
+    try:
+        return call()
+    except (GrammarFailed, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library is not even an Exception
+        reason = " ".join(str(error).split())[:500]
+        raise GrammarFailed(f"{type(error).__name__}: {reason}") from error

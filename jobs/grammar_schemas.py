@@ -1,0 +1,151 @@
+"""JSON schemas as a grammar can hold them: what it would ignore is refused, what says nothing is left out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+# What a grammar enforces. In JSON Schema 2020-12 a format is an annotation, so that any other is dropped.
+FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+
+MOST_SUBSCHEMAS = 10_000
+MOST_PROPERTIES = 1_000
+"""Of one object, by which the time to compile grows quadratically."""
+MOST_PATTERNS = 50
+DEEPEST = 60
+LARGEST_FACTOR = 10_000
+"""Of `multipleOf`, as an integer without its power of ten: an automaton has as many states."""
+
+_MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+_LISTS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
+_SINGLES = frozenset(("items", "additionalItems", "additionalProperties"))
+# Validation keywords of any draft that a grammar does not hold. The library refuses some and ignores others.
+_REFUSED = frozenset(
+    (
+        "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames",
+        "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties",
+        "$dynamicRef", "$recursiveRef", "extends", "disallow", "divisibleBy",
+    )
+)  # fmt: skip
+# Left out, so that grammars are short; x-guidance has options of the library, which are ours to set.
+_ANNOTATIONS = frozenset(
+    (
+        "title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly",
+        "x-guidance",
+    )
+)  # fmt: skip
+
+
+class Unfit(ValueError):
+    """A schema asks for what a grammar cannot hold; the message says what and where."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where in the user's schema we are, and where its root will be in the grammar's (None: see $id)."""
+
+    path: tuple[str, ...]
+    root: str | None
+
+    def below(self, *names: str) -> "_Place":
+        return _Place((*self.path, *names), self.root)
+
+    def unfit(self, reason: str) -> Unfit:
+        path = "/".join(("#", *self.path))
+        return Unfit(f"{reason} (at {path if len(path) < 200 else path[:200] + '...'})")
+
+
+def fit(schema: Any, root: str = "") -> Any:
+    """Return a schema that means the same and can be compiled as part of another, where `root` points to it.
+
+    Raises Unfit. Whatever the library finds out by itself (unknown types, patterns, references that lead
+    nowhere) is left to it.
+    """
+    return _Fitting().schema(schema, _Place((), root))
+
+
+class _Fitting:
+    def __init__(self) -> None:
+        self._count = 0
+
+    def schema(self, schema: Any, place: _Place) -> Any:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise place.unfit(f"A schema must be an object, not {_kind(schema)}")
+        self._count += 1
+        if self._count > MOST_SUBSCHEMAS or len(place.path) > 2 * DEEPEST:
+            raise place.unfit("The schema is too large" if len(place.path) < DEEPEST else "It is too deep")
+        if schema.get("not") == {}:
+            return False
+        own = schema.get("$id", schema.get("id"))
+        if isinstance(own, str) and not own.startswith("#"):
+            place = _Place(place.path, None)  # it is the root of its own references
+        _check(schema, place)
+        return dict(self._entries(schema, place))
+
+    def _entries(self, schema: dict[str, Any], place: _Place) -> Iterator[tuple[str, Any]]:
+        for name, value in schema.items():
+            if name in _MAPS and isinstance(value, dict):
+                yield name, {key: self.schema(v, place.below(name, key)) for key, v in value.items()}
+            elif (name in _LISTS or name == "items") and isinstance(value, list):
+                yield name, [self.schema(v, place.below(name, str(i))) for i, v in enumerate(value)]
+            elif name in _SINGLES:
+                yield name, self.schema(value, place.below(name))
+            elif name == "$ref":
+                yield name, _reference(value, place)
+            elif not _says_nothing(name, value):
+                yield name, value
+
+
+def _check(schema: dict[str, Any], place: _Place) -> None:
+    """Raise Unfit for what the library would ignore, take too long for, or get wrong."""
+    for name in schema:
+        if name in _REFUSED and not _says_nothing(name, schema[name]):
+            raise place.unfit(f"The keyword {name!r} is not supported")
+    required = schema.get("required", [])
+    if not (isinstance(required, list) and all(isinstance(name, str) for name in required)):
+        raise place.unfit("'required' must be a list of names")
+    for name, most in (("properties", MOST_PROPERTIES), ("patternProperties", MOST_PATTERNS)):
+        if isinstance(schema.get(name), dict) and len(schema[name]) > most:
+            raise place.unfit(f"{name!r} has {len(schema[name])} entries, more than {most}")
+    fewest = schema.get("minProperties", 0)
+    # Keys beyond the named ones may repeat, so that only one of them is known to count.
+    if isinstance(fewest, int | float) and fewest > len(required) + 1:
+        raise place.unfit("'minProperties' is supported up to one more than there are required names")
+    if "multipleOf" in schema and _factor(schema["multipleOf"]) > LARGEST_FACTOR:
+        raise place.unfit(f"'multipleOf' must be a number > 0 with few digits, not {schema['multipleOf']!r}")
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    """Tell whether an entry can be left out without changing what is valid."""
+    return (
+        name in _ANNOTATIONS
+        or (name == "format" and not (isinstance(value, str) and value in FORMATS))
+        or (name == "uniqueItems" and value is False)
+        or (name in ("unevaluatedProperties", "unevaluatedItems") and value in (True, {}))
+    )
+
+
+def _reference(value: Any, place: _Place) -> str:
+    """Return a $ref within the schema as one within the schema that it becomes a part of."""
+    if not isinstance(value, str):
+        raise place.unfit(f"'$ref' must be a string, not {_kind(value)}")
+    local = value == "#" or value.startswith("#/")
+    return f"#{place.root}{value[1:]}" if local and place.root else value
+
+
+def _factor(value: Any) -> float:
+    try:
+        number = Decimal(str(value)).normalize()
+    except InvalidOperation:
+        return float("inf")
+    if isinstance(value, bool) or not number.is_finite() or number <= 0:
+        return float("inf")
+    return int("".join(map(str, number.as_tuple().digits)))
+
+
+def _kind(value: Any) -> str:
+    return {list: "an array", str: "a string", type(None): "null"}.get(type(value), "a number")

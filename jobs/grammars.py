@@ -1,0 +1,172 @@
+"""What an output must look like, as a grammar made of response_format and tools."""
+
+import json
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+from jobs import errors, grammar_rules, grammar_schemas
+
+MOST_BYTES = 512 * 1024
+"""A longer grammar is refused: it goes with every request of the job."""
+LEXER_FUEL = 300_000
+"""What the expressions of a grammar may cost when it is compiled: some seconds at the very worst."""
+
+_FORMATS = {"hermes": grammar_rules.hermes, "llama": grammar_rules.llama}
+
+
+def build(
+    response_format: dict[str, Any] | None,
+    tools: list[dict[str, Any]],
+    tool_choice: str | dict[str, Any],
+    tool_format: str | None,
+    reasoning: str | None,
+    parallel: bool,
+) -> str | None:
+    """Return the grammar of an output, or None when any text will do.
+
+    `tool_choice` is none, auto, required or a named function, which is called once; `tool_format` (hermes,
+    llama) how the model writes calls; `reasoning` (closed, open) as in `grammar_rules.start`; `parallel`
+    whether there may be more than one call. Raises errors.ParameterRefused, with the place and the reason,
+    for a schema that cannot be compiled. What was asked before is remembered.
+    """
+    if not tools:
+        tool_choice = "none"
+    if tool_choice == "none" and not _is_json(response_format):
+        return None
+    wanted = [response_format, tools, tool_choice, tool_format, reasoning, parallel]
+    # Keys stay as they are: the order of properties is the order in which the model writes them.
+    outcome = _built(json.dumps(wanted))
+    if isinstance(outcome, _Refused):
+        raise errors.ParameterRefused(outcome.message, param=outcome.param)
+    return outcome
+
+
+@dataclass(frozen=True)
+class _Refused:
+    message: str
+    param: str
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A rule of JSON, and the parameter that its schema comes from."""
+
+    param: str
+    name: str
+    schema: dict[str, Any]
+
+
+class _Unfit(ValueError):
+    def __init__(self, reason: object, param: str) -> None:
+        super().__init__(f"The schema cannot be used: {reason}.")
+        self.param = param
+
+
+@lru_cache(maxsize=256)
+def _built(wanted: str) -> str | _Refused:
+    response_format, tools, choice, tool_format, reasoning, parallel = json.loads(wanted)
+    if choice != "none" and tool_format not in _FORMATS:
+        return _Refused("This model's chat template has no form for tool calls.", "tools")
+    try:
+        answers = (
+            [_document(response_format)] if choice in ("none", "auto") and _is_json(response_format) else []
+        )
+        calls = [] if choice == "none" else _calls(tools, choice, tool_format)
+    except _Unfit as error:
+        return _Refused(str(error), error.param)
+    single = isinstance(choice, dict) or not parallel
+    free = choice == "auto" and not answers
+    rules = {"start": grammar_rules.start(reasoning, free)}
+    if calls:
+        rules |= _FORMATS[tool_format]([part.name for part in calls], single, free)
+    rules.setdefault("answer", " | ".join([part.name for part in answers] + ["calls"] * bool(calls)))
+    return _checked(rules, answers + calls)
+
+
+def _is_json(response_format: dict[str, Any] | None) -> bool:
+    return response_format is not None and response_format["type"] != "text"
+
+
+def _document(response_format: dict[str, Any]) -> _Part:
+    schema = None
+    if response_format["type"] == "json_schema":
+        schema = response_format["json_schema"].get("schema")
+    fitted = {"type": "object"} if schema is None else _fitted(schema, "", "response_format")
+    return _Part("response_format", "json", fitted)
+
+
+def _calls(tools: list[dict[str, Any]], choice: str | dict[str, Any], tool_format: str) -> list[_Part]:
+    """Return a part for each function that may be called."""
+    named = choice["function"]["name"] if isinstance(choice, dict) else None
+    parts = []
+    for index, tool in enumerate(tools):
+        function = tool["function"]
+        if named in (None, function["name"]):
+            param = f"tools[{index}].function.parameters"
+            parts.append(_Part(param, f"call_{index}", _call(function, tool_format, param)))
+    return parts
+
+
+def _call(function: dict[str, Any], tool_format: str, param: str) -> dict[str, Any]:
+    """Return the schema of a call. A function without parameters takes none."""
+    key = "parameters" if tool_format == "llama" else "arguments"
+    parameters = function.get("parameters")
+    arguments = _fitted(parameters, f"/properties/{key}", param) if parameters is not None else None
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": function["name"]},
+            key: {"type": "object"} | ({"additionalProperties": False} if arguments is None else arguments),
+        },
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
+
+
+def _fitted(schema: Any, root: str, param: str) -> dict[str, Any]:
+    try:
+        fitted = grammar_schemas.fit(schema, root)
+    except grammar_schemas.Unfit as error:
+        raise _Unfit(error, param) from None
+    if not isinstance(fitted, dict):
+        raise _Unfit("it must be an object", param)
+    return fitted
+
+
+def _checked(rules: dict[str, str], parts: list[_Part]) -> str | _Refused:
+    """Compile the grammar without a model's tokenizer; when it fails, find out which schema it is."""
+    text = grammar_rules.grammar(rules | {p.name: grammar_rules.document(p.schema) for p in parts})
+    params = parts[0].param if len(parts) == 1 else parts[0].param.split("[")[0]
+    if len(text) > MOST_BYTES:
+        return _Refused(f"The schemas make a grammar of more than {MOST_BYTES} bytes.", params)
+    reason = _reason(text)
+    if reason is None:
+        return text
+    for part in parts:
+        if found := _reason(grammar_rules.grammar({"start": grammar_rules.document(part.schema)})):
+            return _Refused(f"The schema cannot be used: {found}.", part.param)
+    return _Refused(f"The schemas cannot be used together: {reason}.", params)
+
+
+def _reason(text: str) -> str | None:
+    """Return in one line why a grammar does not compile, or None."""
+    import llguidance
+
+    limits = llguidance.LLParserLimits(initial_lexer_fuel=LEXER_FUEL, verbose_errors=False)
+    matcher = llguidance.LLMatcher(_bytes(), text, log_level=0, limits=limits)
+    if not matcher.is_error():
+        return None
+    # After the reason the library shows where in the grammar it is.
+    reason = matcher.get_error().split("failed to compile JSON schema: ")[-1].split("\n   1 | ")[0]
+    if reason.startswith("oneOf"):  # it would have us set an option
+        return "oneOf is supported where no two of its schemas can hold at once"
+    return " ".join(reason.split()).rstrip(".")[:500]
+
+
+@cache
+def _bytes() -> Any:
+    """Return a tokenizer with a token for each byte."""
+    import llguidance
+
+    return llguidance.LLTokenizer("byte")
