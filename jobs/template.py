@@ -60,9 +60,10 @@ class ChatTemplate:
     def reasoning(self, rendered: str, continued: str | None = None) -> Reasoning | None:
         """Tell how an answer to a rendered chat begins: inside its reasoning (open) or not (closed).
 
-        `continued` is the message that it goes on with. None: the model does not think.
+        `continued` is the message that it goes on with. None: the model does not think, or has done so in the
+        prompt, as where thinking is switched off.
         """
-        if not self.thinks:
+        if not self.thinks or rendered.rstrip().endswith(_CLOSE):
             return None
         if continued and (_OPEN in continued or _CLOSE in continued):
             return "open" if continued.rfind(_OPEN) > continued.rfind(_CLOSE) else "closed"

@@ -185,7 +185,7 @@ def test_reasoning_is_open_when_the_prompt_ends_inside_it(
 ) -> None:
     assert deepseek.reasoning(deepseek.render(ASK)) == "open"
     assert qwen.reasoning(qwen.render(ASK)) == "closed"
-    assert qwen.reasoning(qwen.render(ASK, variables={"enable_thinking": False})) == "closed"
+    assert qwen.reasoning(qwen.render(ASK, variables={"enable_thinking": False})) is None
     assert llama.reasoning(llama.render(ASK)) is None
     # What a user writes opens nothing.
     asked = [{"role": "user", "content": "What is <think>"}]
