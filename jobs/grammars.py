@@ -109,19 +109,28 @@ def _calls(tools: list[dict[str, Any]], choice: str | dict[str, Any], tool_forma
 
 
 def _call(function: dict[str, Any], tool_format: str, param: str) -> dict[str, Any]:
-    """Return the schema of a call. A function without parameters takes none."""
+    """Return the schema of a call."""
     key = "parameters" if tool_format == "llama" else "arguments"
-    parameters = function.get("parameters")
-    arguments = _fitted(parameters, f"/properties/{key}", param) if parameters is not None else None
     return {
         "type": "object",
         "properties": {
             "name": {"const": function["name"]},
-            key: {"type": "object"} | ({"additionalProperties": False} if arguments is None else arguments),
+            key: _arguments(function.get("parameters"), f"/properties/{key}", param),
         },
         "required": ["name", key],
         "additionalProperties": False,
     }
+
+
+def _arguments(parameters: Any, root: str, param: str) -> dict[str, Any]:
+    """Return the schema of a function's arguments, always an object; without parameters it takes none."""
+    if parameters is None:
+        return {"type": "object", "additionalProperties": False}
+    fitted = _fitted(parameters, root, param)
+    kinds = fitted.get("type", "object")
+    if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        raise _Unfit("its type must be object", param)
+    return fitted | {"type": "object"}
 
 
 def _fitted(schema: Any, root: str, param: str) -> dict[str, Any]:

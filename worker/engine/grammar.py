@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from jobs import grammar_rules, grammars
-
 T = TypeVar("T")
 
 _REMEMBERED = 256
-_LIMITS = llguidance.LLParserLimits(initial_lexer_fuel=grammars.LEXER_FUEL, verbose_errors=False)
+_LIMITS = llguidance.LLParserLimits(verbose_errors=False)
+_MARKER = re.compile(r'^(\w+)(?:\[lazy\])?: (TEXT )?"([^"\\]*)"$', re.MULTILINE)
+"""A rule that is a text, or any text up to it."""
 
 
 class GrammarFailed(Exception):
@@ -98,6 +98,7 @@ class Constraint:
             # Not waiting in the pool for the compiler: other rows need its threads.
             self._compiled.add_done_callback(lambda _: self._masker.submit(self._compute, forbidden))
 
+    @torch.inference_mode()  # logits come from it, and may be changed in place only in it
     def restrict(self, logits: Tensor) -> None:
         """Set the logits [V] of tokens that may not come next to -inf, in place."""
         self.prepare()
@@ -175,20 +176,17 @@ class _Tokens:
         self._ids = {token.content: id for id, token in added.items() if id in special and id < known}
 
     def __call__(self, text: Any) -> list[int]:
-        """Never needed: grammars of `grammar_rules` force no tokenization."""
+        """Never needed by grammars that say no_forcing, as ours do."""
         raise NotImplementedError("a grammar that forces tokens")
 
     def rewritten(self, text: str) -> str:
-        """Return a grammar in which markers that are special tokens here stand as such."""
-        for marker in grammar_rules.MARKERS:
-            if marker in self._ids:
-                text = re.sub(
-                    rf'^(\w+)(?:\[lazy\])?: (TEXT )?"{re.escape(marker)}"$',
-                    rf"\1: \2<[{self._ids[marker]}]>",
-                    text,
-                    flags=re.MULTILINE,
-                )
-        return text
+        """Return a grammar in which rules that are the text of a special token are that token."""
+
+        def rewrite(rule: re.Match[str]) -> str:
+            name, before, marker = rule.groups()
+            return f"{name}: {before or ''}<[{self._ids[marker]}]>" if marker in self._ids else rule[0]
+
+        return _MARKER.sub(rewrite, text)
 
 
 def _padded(vocabulary: int) -> int:
