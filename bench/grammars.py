@@ -105,18 +105,24 @@ LIBRARIES = {"llguidance": LLGuidance, "xgrammar": XGrammar}
 
 @click.command()
 @click.option("--tools", default=400, show_default=True, help="How many of the tool schemas.")
+@click.option("--cost-only", is_flag=True, help="Only what a step of the engine pays.")
 @click.option("--verbose", is_flag=True, help="Also say which schemas fail, and why.")
-def main(tools: int, verbose: bool) -> None:
+def main(tools: int, cost_only: bool, verbose: bool) -> None:
     """Compare the libraries."""
-    install()
-    sys.path.append(str(PACKAGES))  # behind the project's own
     from transformers import AutoTokenizer
 
-    from bench import grammar_schemas
+    from bench import grammar_cost, grammar_schemas
     from worker.engine import smollm2
 
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(smollm2.ensure())
+    for cost in grammar_cost.measure(tokenizer):
+        cost["step_ms"] = _times(cost.pop("step_seconds"))
+        print(json.dumps({"figure": "cost"} | cost), flush=True)
+    if cost_only:
+        return
+    install()
+    sys.path.append(str(PACKAGES))  # behind the project's own
     cases = grammar_schemas.cases(tools)
     for library, kind in LIBRARIES.items():
         subject = kind(tokenizer, len(tokenizer))

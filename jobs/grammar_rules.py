@@ -1,14 +1,12 @@
 """The rules of outputs in llguidance's Lark dialect: an answer in JSON, calls, free text, thoughts before it.
 
-They are about text alone. Which token writes `<tool_call>` is the worker's matter, which knows the tokenizer
-(`worker/engine/grammar.py` rewrites the rules of MARKERS where one is special).
+They are about text alone. Which token writes `<tool_call>` is the worker's matter, which knows the tokenizer:
+a marker is a rule of its own here, which `worker/engine/grammar.py` rewrites where it is a special token.
 """
 
 import json
 import re
 from typing import Any
-
-MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>")
 
 # All tokenizations of a text are allowed, also where only one text is. Forcing one of them would take special
 # tokens for the text that a schema spells alike.

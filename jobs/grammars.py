@@ -1,9 +1,10 @@
 """What an output must look like, as a grammar made of response_format and tools."""
 
-import json
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
+
+import orjson
 
 from jobs import errors, grammar_rules, grammar_schemas
 
@@ -36,7 +37,7 @@ def build(
         return None
     wanted = [response_format, tools, tool_choice, tool_format, reasoning, parallel]
     # Keys stay as they are: the order of properties is the order in which the model writes them.
-    outcome = _built(json.dumps(wanted))
+    outcome = _built(orjson.dumps(wanted))
     if isinstance(outcome, _Refused):
         raise errors.ParameterRefused(outcome.message, param=outcome.param)
     return outcome
@@ -64,8 +65,8 @@ class _Unfit(ValueError):
 
 
 @lru_cache(maxsize=256)
-def _built(wanted: str) -> str | _Refused:
-    response_format, tools, choice, tool_format, reasoning, parallel = json.loads(wanted)
+def _built(wanted: bytes) -> str | _Refused:
+    response_format, tools, choice, tool_format, reasoning, parallel = orjson.loads(wanted)
     if choice != "none" and tool_format not in _FORMATS:
         return _Refused("This model's chat template has no form for tool calls.", "tools")
     try:
@@ -109,19 +110,28 @@ def _calls(tools: list[dict[str, Any]], choice: str | dict[str, Any], tool_forma
 
 
 def _call(function: dict[str, Any], tool_format: str, param: str) -> dict[str, Any]:
-    """Return the schema of a call. A function without parameters takes none."""
+    """Return the schema of a call."""
     key = "parameters" if tool_format == "llama" else "arguments"
-    parameters = function.get("parameters")
-    arguments = _fitted(parameters, f"/properties/{key}", param) if parameters is not None else None
     return {
         "type": "object",
         "properties": {
             "name": {"const": function["name"]},
-            key: {"type": "object"} | ({"additionalProperties": False} if arguments is None else arguments),
+            key: _arguments(function.get("parameters"), f"/properties/{key}", param),
         },
         "required": ["name", key],
         "additionalProperties": False,
     }
+
+
+def _arguments(parameters: Any, root: str, param: str) -> dict[str, Any]:
+    """Return the schema of a function's arguments, always an object; without parameters it takes none."""
+    if parameters is None:
+        return {"type": "object", "additionalProperties": False}
+    fitted = _fitted(parameters, root, param)
+    kinds = fitted.get("type", "object")
+    if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        raise _Unfit("its type must be object", param)
+    return fitted | {"type": "object"}
 
 
 def _fitted(schema: Any, root: str, param: str) -> dict[str, Any]:

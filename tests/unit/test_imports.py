@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = {"api": {"api", "jobs"}, "jobs": {"jobs"}, "worker": {"worker", "jobs"}}
 HEAVY = ("torch", "transformers", "tokenizers", "numpy")
 # What a host that only submits or serves the API does not install.
-WORKER_ONLY = (*HEAVY, "accelerate", "gguf", "jinja2")
+WORKER_ONLY = (*HEAVY, "accelerate", "gguf", "jinja2", "llguidance")
 
 
 def _modules(package: str) -> list[Path]:

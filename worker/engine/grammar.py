@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from jobs import grammar_rules, grammars
-
 T = TypeVar("T")
 
 _REMEMBERED = 256
-_LIMITS = llguidance.LLParserLimits(initial_lexer_fuel=grammars.LEXER_FUEL, verbose_errors=False)
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_BIASES = np.where(_BITS, np.float32(0), np.float32(-np.inf))
+"""What each byte of a mask does to eight logits."""
+_LIMITS = llguidance.LLParserLimits(verbose_errors=False)
+_MARKER = re.compile(r'^(\w+)(?:\[lazy\])?: (TEXT )?"([^"\\]*)"$', re.MULTILINE)
+"""A rule that is a text, or any text up to it."""
 
 
 class GrammarFailed(Exception):
@@ -36,7 +39,7 @@ class Grammars:
         self, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, end_ids: frozenset[int]
     ) -> None:
         self._tokenizer = tokenizer
-        self._size = vocabulary
+        self.vocabulary = vocabulary
         self._end_ids = frozenset(id for id in end_ids if id < vocabulary)
         self._tokens: _Tokens | None = None
         self._compiled: OrderedDict[str, Future[llguidance.LLMatcher]] = OrderedDict()
@@ -53,7 +56,7 @@ class Grammars:
         self._compiled.move_to_end(text)
         while len(self._compiled) > _REMEMBERED:
             self._compiled.popitem(last=False)
-        return Constraint(compiled, self._masker, self._size, self._end_ids)
+        return Constraint(compiled, self._masker, self.vocabulary, self._end_ids)
 
     def close(self) -> None:
         """Stop the threads. Constraints that are open can no longer be used."""
@@ -62,10 +65,12 @@ class Grammars:
 
     def _compile(self, text: str) -> llguidance.LLMatcher:
         if self._tokens is None:
-            self._tokens = _Tokens(self._tokenizer, self._size, self._end_ids)
+            self._tokens = _Tokens(self._tokenizer, self.vocabulary, self._end_ids)
         matcher = llguidance.LLMatcher(
             self._tokens.known, self._tokens.rewritten(text), log_level=0, limits=_LIMITS
         )
+        _check(matcher)
+        matcher.compute_bitmask()  # what it learns of the vocabulary goes into every copy
         _check(matcher)
         return matcher
 
@@ -88,28 +93,35 @@ class Constraint:
         self._vocabulary = vocabulary
         self._end_ids = end_ids
         self._matcher: llguidance.LLMatcher | None = None
-        self._forbidden: Future[Tensor] | None = None
+        self._ready: Future[None] | None = None
+        self._words = np.empty((_padded(vocabulary) + 31) // 32, np.int32)
+        self._biases = np.empty((self._words.nbytes, 8), np.float32)
+        self._bias = torch.from_numpy(self._biases.reshape(-1)[:vocabulary])
 
     def prepare(self) -> None:
         """Start to compute which tokens may come next; returns at once."""
-        if self._forbidden is None:
-            forbidden: Future[Tensor] = Future()
-            self._forbidden = forbidden
+        if self._ready is None:
+            ready: Future[None] = Future()
+            self._ready = ready
             # Not waiting in the pool for the compiler: other rows need its threads.
-            self._compiled.add_done_callback(lambda _: self._masker.submit(self._compute, forbidden))
+            self._compiled.add_done_callback(lambda _: self._masker.submit(self._compute, ready))
 
+    @torch.inference_mode()  # logits come from it, and may be changed in place only in it
     def restrict(self, logits: Tensor) -> None:
         """Set the logits [V] of tokens that may not come next to -inf, in place."""
         self.prepare()
-        assert self._forbidden is not None
-        forbidden = self._forbidden.result()
-        logits.masked_fill_(forbidden.to(logits.device, non_blocking=True), -torch.inf)
+        assert self._ready is not None
+        self._ready.result()
+        if logits.device.type == "cpu":
+            logits.add_(self._bias)  # several times as fast as filling by a mask
+            return
+        fill(logits, torch.from_numpy(self._words))
 
     def take(self, token_id: int) -> bool:
         """Advance by a token; return True when the output is complete, so that nothing more can follow."""
-        if self._forbidden is not None:
-            self._forbidden.exception()  # the matcher is not to be used by two threads
-            self._forbidden = None
+        if self._ready is not None:
+            self._ready.exception()  # the matcher is not to be used by two threads
+            self._ready = None
         return _guarded(lambda: self._take(token_id))
 
     def _take(self, token_id: int) -> bool:
@@ -128,21 +140,22 @@ class Constraint:
             self._matcher = self._compiled.result().deep_copy()
         return self._matcher
 
-    def _compute(self, forbidden: "Future[Tensor]") -> None:
+    def _compute(self, ready: "Future[None]") -> None:
         try:
-            forbidden.set_result(_guarded(self._mask))
+            _guarded(self._mask)
         except GrammarFailed as error:
-            forbidden.set_exception(error)
+            ready.set_exception(error)
+        else:
+            ready.set_result(None)
 
-    def _mask(self) -> Tensor:
+    def _mask(self) -> None:
+        """Fill the buffers, which are not made anew each time: fresh memory costs more than all the rest."""
         matcher = self._opened()
-        words = np.empty((_padded(self._vocabulary) + 31) // 32, np.int32)
-        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         _check(matcher)
-        allowed = np.unpackbits(words.view(np.uint8), count=self._vocabulary, bitorder="little")
-        if not allowed.any():
+        if not self._words.any():
             raise GrammarFailed("no token of the model continues what the grammar allows")
-        return torch.from_numpy(allowed == 0)
+        np.take(_BIASES, self._words.view(np.uint8), axis=0, out=self._biases, mode="clip")
 
 
 class _Tokens:
@@ -175,20 +188,24 @@ class _Tokens:
         self._ids = {token.content: id for id, token in added.items() if id in special and id < known}
 
     def __call__(self, text: Any) -> list[int]:
-        """Never needed: grammars of `grammar_rules` force no tokenization."""
+        """Never needed by grammars that say no_forcing, as ours do."""
         raise NotImplementedError("a grammar that forces tokens")
 
     def rewritten(self, text: str) -> str:
-        """Return a grammar in which markers that are special tokens here stand as such."""
-        for marker in grammar_rules.MARKERS:
-            if marker in self._ids:
-                text = re.sub(
-                    rf'^(\w+)(?:\[lazy\])?: (TEXT )?"{re.escape(marker)}"$',
-                    rf"\1: \2<[{self._ids[marker]}]>",
-                    text,
-                    flags=re.MULTILINE,
-                )
-        return text
+        """Return a grammar in which rules that are the text of a special token are that token."""
+
+        def rewrite(rule: re.Match[str]) -> str:
+            name, before, marker = rule.groups()
+            return f"{name}: {before or ''}<[{self._ids[marker]}]>" if marker in self._ids else rule[0]
+
+        return _MARKER.sub(rewrite, text)
+
+
+def fill(logits: Tensor, words: Tensor) -> None:
+    """Set logits [V] to -inf, on any device, where a token's bit in words [> V / 32] of 32 is not set."""
+    words = words.to(logits.device)  # a bit a token: the least to send
+    bits = words[:, None] >> torch.arange(32, device=logits.device, dtype=torch.int32) & 1
+    logits.masked_fill_(bits.view(-1)[: len(logits)] == 0, -torch.inf)
 
 
 def _padded(vocabulary: int) -> int:

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from jobs import grammars
 from tests.unit.engine import grammar_walks
 from worker.engine import smollm2
-from worker.engine.grammar import Constraint, GrammarFailed, Grammars
+from worker.engine.grammar import Constraint, GrammarFailed, Grammars, fill
 
 ENDS = frozenset((0, 2))
 VOCABULARY = 49_152 + 128
@@ -312,6 +312,16 @@ LLAMA = '{"name": "weather", "parameters": {"city": "Oslo"}}'
 )
 def test_llama_calls(changed: Any, text: str, ends: bool | None, ends_after: Any) -> None:
     assert ends_after(calls_grammar(tool_format="llama", **changed), text) is ends
+
+
+def test_what_a_gpu_does_with_a_mask_is_what_a_cpu_does(opened: Grammars) -> None:
+    constraint = opened.open(schema_grammar({"type": "string"}))
+    by_bias = torch.randn(VOCABULARY)
+    by_bits = by_bias.clone()
+    constraint.restrict(by_bias)
+    fill(by_bits, torch.from_numpy(constraint._words))
+    assert torch.equal(by_bias, by_bits)
+    assert torch.isfinite(by_bits).any()
 
 
 def test_free_text_stays_as_free_as_without_tools(opened: Grammars, tokenizer: Any) -> None:
