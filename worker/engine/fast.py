@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from worker.engine import choosing, embedders, guards, heap, kv, loader, packing, prefix, runner
+from worker.engine import choosing, embedding_engine, guards, heap, kv, loader, packing, prefix, runner
 from worker.engine.base import Engine
 from worker.engine.embedding import EmbeddingRow
 from worker.engine.rows import RowState
@@ -54,7 +54,7 @@ class FastEngine(Engine):
         ready = guards.prepare(loaded.model)
         engine = cls(loaded, config, ready)
         engine.stats.native_kernels = int(not ready.reads_beyond)
-        engine._embedder, engine._no_embeddings = embedders.packed(loaded, config, engine.stats)
+        engine._embedder, engine._no_embeddings = embedding_engine.packed(loaded, config, engine.stats)
         return engine
 
     def room(self) -> int:
