@@ -15,6 +15,8 @@ _SLICE_SECONDS = 0.2
 _POOL_BATCHES = 16
 # More tokens make no product faster, on any device, but take memory.
 _MOST_TOKENS = 16_384
+# A batch that is a quarter full stays as it is when more would be padding by so much of its tokens.
+_MOST_PADDING = 1.1
 # Beside requests that generate: these wait for each batch.
 _SHARED_TOKENS = 128
 
@@ -179,7 +181,8 @@ def alike(lengths: list[int], at: int, tokens: int, encoder: Encoder) -> slice:
         down = below < above
         total += lengths[first - 1] if down else lengths[end]
         longest = lengths[end - 1] if down else lengths[end]
-        if (longest * (end - first + 1) if encoder.pads else total) > tokens:
+        cost = longest * (end - first + 1) if encoder.pads else total
+        if cost > tokens or (cost > _MOST_PADDING * total and cost > tokens // 4):
             break
         first, end = (first - 1, end) if down else (first, end + 1)
     return slice(first, end)
