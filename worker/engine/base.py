@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from worker.engine import choices, embedding
+from worker.engine import choices, embedder, embedding
 from worker.engine.embedding import EmbeddingRow
 from worker.engine.types import (
     Completion,
@@ -41,7 +41,7 @@ class Engine(ABC):
         self.stats = Stats()
         self.expects_more = True
         self.on_admit: Callable[[list[str]], Iterable[str]] = lambda ids: ()
-        self._embedder: embedding.Embedder | None = None
+        self._embedder: embedder.Embedder | None = None
         self._no_embeddings = "this engine does not embed"
         """Why embedding requests are refused; empty: they are not."""
         self._vocabulary = vocabulary

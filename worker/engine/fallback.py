@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from jobs import errors
-from worker.engine import batching, embedders, grammar, headless, loader, padding, running
+from worker.engine import batching, embedding_engine, grammar, headless, loader, padding, running
 from worker.engine.base import Engine
 from worker.engine.embedding import EmbeddingRow
 from worker.engine.native import library
@@ -43,7 +43,7 @@ class FallbackEngine(Engine):
         self._events: queue.SimpleQueue[tuple[Row, Completion] | BaseException | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run_batches, name="generate", daemon=True)
         self._try_batches()
-        self._embedder, self._no_embeddings = embedders.padded(loaded, config, self.stats)
+        self._embedder, self._no_embeddings = embedding_engine.padded(loaded, config, self.stats)
         self._batch_started = self._batch_seconds = 0.0
         self._thread.start()
         # A thread inside torch when the interpreter goes away aborts the process.

@@ -13,7 +13,18 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from worker.engine import choosing, embedders, grammar, guards, heap, kv, loader, packing, prefix, runner
+from worker.engine import (
+    choosing,
+    embedding_engine,
+    grammar,
+    guards,
+    heap,
+    kv,
+    loader,
+    packing,
+    prefix,
+    runner,
+)
 from worker.engine.base import Engine
 from worker.engine.embedding import EmbeddingRow
 from worker.engine.native import library
@@ -56,7 +67,7 @@ class FastEngine(Engine):
         ready = guards.prepare(loaded.model)
         engine = cls(loaded, config, ready)
         engine.stats.native_kernels = int(not ready.reads_beyond)
-        engine._embedder, engine._no_embeddings = embedders.packed(loaded, config, engine.stats)
+        engine._embedder, engine._no_embeddings = embedding_engine.packed(loaded, config, engine.stats)
         return engine
 
     def room(self) -> int:

@@ -5,7 +5,7 @@ import logging
 from jobs import errors
 from worker.engine import guards, heap, loader
 from worker.engine.base import Engine
-from worker.engine.embedders import EmbeddingEngine
+from worker.engine.embedding_engine import EmbeddingEngine
 from worker.engine.fallback import FallbackEngine
 from worker.engine.fast import FastEngine
 from worker.engine.native import library
@@ -44,7 +44,8 @@ def over(loaded: loader.Loaded, config: EngineConfig, name: str = "") -> Engine:
         engine = _best(loaded, config, name)
     if config.kernels == "native" and not engine.stats.native_kernels:
         engine.close()
-        raise library.Unavailable("transformers' own code, which runs this model, has none")
+        code = "code" if isinstance(engine, EmbeddingEngine) else "generate"
+        raise library.Unavailable(f"transformers' {code}, which runs this model, has none")
     return engine
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.engine import heads, loader, padding
+from worker.engine import heads, loader, packed, padding
 from worker.engine.headless import NO_LIMIT, ModelEncoder, hidden_states, without_head
 from worker.engine.pooling import Pooling
 
@@ -40,6 +40,27 @@ class PaddedEncoder(ModelEncoder):
         self.most_texts = 1 if kind is padding.Batches.ONE_ROW else NO_LIMIT
         if not self.pads:
             log.warning("each embedding batch will have %s: %s", kind, reason)
+
+    @staticmethod
+    @torch.inference_mode()
+    def pack(loaded: loader.Loaded) -> bool:
+        """Replace a model's products by packed ones; False: hidden states would change, all is as it was."""
+        base, replaced = without_head(loaded.model), []
+        ids = torch.tensor([_prompt(max(_TRIAL_LENGTHS), loaded)], device=loaded.device)
+        before = hidden_states(base, input_ids=ids)
+        try:
+            for each in packed.pack_all(base):
+                replaced.append(each)
+            gap = _gap(hidden_states(base, input_ids=ids), before)
+            reason = f"hidden states are off by {gap:.2g} of the largest"
+            if gap <= _tolerance(loaded):
+                return bool(replaced)
+        except Exception as error:  # code of a model may read the weights of its layers
+            reason = f"{type(error).__name__}: {error}".split("\n")[0]
+        log.info("products of the model's own code stay reason=%r", reason)
+        for parent, name, module in reversed(replaced):
+            setattr(parent, name, module)
+        return False
 
     def _hidden(self, texts: list[list[int]]) -> list[Tensor]:
         hidden = self._run(texts)
@@ -76,11 +97,19 @@ class PaddedEncoder(ModelEncoder):
             together = self._hidden(texts)
         except Exception as error:  # whatever a batch raises, single texts run
             return f"a batch raises {type(error).__name__}: {error}".split("\n")[0]
-        gaps = [(a - b).abs().max() / b.abs().max() for a, b in zip(together, alone, strict=True)]
-        gap, dtype = float(torch.stack(gaps).max()), self._loaded.model.dtype
-        if gap <= _TOLERANCE.get(dtype, _HALF_TOLERANCE):
+        gap = max(_gap(a, b) for a, b in zip(together, alone, strict=True))
+        if gap <= _tolerance(self._loaded):
             return None
         return f"hidden states in a batch are off by {gap:.2g} of the largest"
+
+
+def _gap(found: Tensor, expected: Tensor) -> float:
+    """Return how far hidden states are off, in parts of the largest; not a number: infinitely."""
+    return float(((found - expected).abs().max() / expected.abs().max()).nan_to_num(torch.inf))
+
+
+def _tolerance(loaded: loader.Loaded) -> float:
+    return _TOLERANCE.get(loaded.model.dtype, _HALF_TOLERANCE)
 
 
 def _prompt(length: int, loaded: loader.Loaded) -> list[int]:

@@ -15,11 +15,12 @@ from tests.unit.engine import architectures
 from tests.unit.engine import embedding_models as models
 from tests.unit.engine.conftest import request as generation
 from tests.unit.engine.embedding_models import TEXTS, embed
-from worker.engine import EmbeddingRequest, Engine, EngineConfig, embedding, pooling, tiny
+from worker.engine import EmbeddingRequest, Engine, EngineConfig, embedding, tiny, whole
 from worker.engine.echo import EchoEngine
-from worker.engine.embedders import EmbeddingEngine
+from worker.engine.embedding_engine import EmbeddingEngine
 from worker.engine.fallback import FallbackEngine
 from worker.engine.fast import FastEngine
+from worker.engine.native import library
 from worker.engine.pooling import Pooling
 
 MODES = {
@@ -70,6 +71,15 @@ def test_packed_texts_get_what_each_gets_alone(
     assert engine.stats.padding_tokens == 0
 
 
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss"])
+def test_scores_in_blocks_are_exact(opened: list[Engine], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "_MOST_SCORES", 3 * 4 * max(map(len, TEXTS)))
+    engine = models.open_engine(architectures.build(name), Pooling(("mean",)), kernels="torch")
+    opened.append(engine)
+    expected = wanted(architectures.build(name), "mean")
+    assert (embed(engine, TEXTS) - expected).abs().max() < NORMED * expected.abs().max()
+
+
 @pytest.mark.parametrize("name", [*architectures.FALL_BACK, "llama", "gemma2", "deepseek_v3"])
 def test_what_the_fallback_runs_is_exact(opened: list[Engine], name: str) -> None:
     model = architectures.build(name)
@@ -90,6 +100,8 @@ def test_an_encoder_is_exact(opened: list[Engine], name: str) -> None:
     assert (embed(engine, TEXTS[:5], TEXTS[5:]) - expected).abs().max() < EXACT * expected.abs().max()
     assert engine.stats.batches < len(TEXTS)
     assert engine.stats.padding_tokens > 0
+    kernels = library.kernels(torch.float64, torch.device("cpu"))
+    assert engine.stats.native_kernels == (kernels is not None)
 
 
 @pytest.mark.parametrize("name", ["llama", "mamba"])
@@ -254,148 +266,6 @@ def _prompts(count: int) -> list[Any]:
 
 def _texts(count: int) -> list[EmbeddingRequest]:
     return [EmbeddingRequest(f"e{i}", tuple(TEXTS * _REPEATS)) for i in range(count)]
-
-
-class Scripted:
-    """An encoder without a model, that does what a test says."""
-
-    pads = False
-    one_length = False
-    most_texts = 100
-
-    def __init__(self, fails: Any = lambda texts: None) -> None:
-        self.fails = fails
-        self.batches: list[list[list[int]]] = []
-        self.lost = False
-
-    def encode(self, texts: list[list[int]]) -> list[list[float]]:
-        self.batches.append(texts)
-        error = self.fails(texts)
-        if error is not None:
-            raise error
-        return [[math.nan if 13 in text else float(len(text))] for text in texts]
-
-    def is_lost(self, error: Exception) -> bool:
-        return self.lost
-
-
-class ScriptedEngine(EmbeddingEngine):
-    def __init__(self, encoder: embedding.Encoder, **fields: Any) -> None:
-        config = EngineConfig(**fields)
-        Engine.__init__(self, None, 512, 300, config)
-        self._no_embeddings = ""
-        self._embedder = embedding.Embedder(encoder, config, self.stats)
-
-
-def run(engine: Engine, **texts: list[list[int]]) -> dict[str, Any]:
-    requests = [EmbeddingRequest(id, tuple(each)) for id, each in texts.items()]
-    return {c.id: c.error or c.embeddings for c in engine.generate(requests)}
-
-
-def test_an_input_that_raises_fails_its_request_alone() -> None:
-    encoder = Scripted(lambda texts: RuntimeError("bad id\nmore") if [7] in texts else None)
-    done = run(ScriptedEngine(encoder), a=[[1], [2]], b=[[7], [3]], c=[[4]])
-    assert done == {"a": [[1.0], [1.0]], "b": "RuntimeError: bad id", "c": [[1.0]]}
-
-
-def test_a_vector_that_is_not_finite_fails_its_request_alone() -> None:
-    done = run(ScriptedEngine(Scripted()), a=[[1], [2]], b=[[1], [13]])
-    assert done == {"a": [[1.0], [1.0]], "b": "the embedding of input 1 is not finite numbers"}
-
-
-def test_short_memory_makes_batches_smaller() -> None:
-    encoder = Scripted(lambda texts: MemoryError() if sum(map(len, texts)) > 10 else None)
-    engine = ScriptedEngine(encoder)
-    done = run(engine, a=[[1, 2, 3]] * 8, b=[[4] * 11])
-    assert done == {"a": [[3.0]] * 8, "b": "MemoryError: "}
-    assert engine.stats.out_of_memory_splits == 2
-
-
-def test_a_lost_device_is_raised() -> None:
-    encoder = Scripted(lambda texts: RuntimeError("gone"))
-    encoder.lost = True
-    engine = ScriptedEngine(encoder)
-    engine.add([EmbeddingRequest("a", ([1],))])
-    with pytest.raises(RuntimeError, match="gone"):
-        engine.step()
-
-
-def test_batches_have_like_lengths_within_the_budget_and_the_oldest_goes_first() -> None:
-    encoder = Scripted()
-    engine = ScriptedEngine(encoder, prefill_chunk_tokens=19, max_batch_tokens=19)
-    run(engine, old=[[1] * 9], new=[[2]] * 5 + [[3] * 10] + [[4] * 100])
-    lengths = [[len(text) for text in batch] for batch in encoder.batches]
-    assert lengths == [[9, 10], [1, 1, 1, 1, 1], [100]]
-
-
-@pytest.mark.parametrize(
-    ("pads", "one_length", "most", "expected"),
-    [
-        (False, False, 99, slice(0, 5)),
-        (True, False, 99, slice(1, 4)),
-        (True, True, 99, slice(2, 4)),
-        (True, False, 1, slice(2, 3)),
-    ],
-)
-def test_a_batch_is_what_its_model_allows(pads: bool, one_length: bool, most: int, expected: slice) -> None:
-    encoder = Scripted()
-    encoder.pads, encoder.one_length, encoder.most_texts = pads, one_length, most
-    assert embedding.alike([1, 5, 6, 6, 9, 30], 2, 30, encoder) == expected
-
-
-@pytest.mark.parametrize(
-    ("config", "modes"),
-    [
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, ("cls",)),
-        ({"pooling_mode_mean_tokens": True}, ("mean",)),
-        ({"pooling_mode_lasttoken": True}, ("lasttoken",)),
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, ("cls", "mean")),
-        ({"pooling_mode": "cls"}, ("cls",)),
-        ({"pooling_mode": ["mean", "lasttoken"]}, ("mean", "lasttoken")),
-    ],
-)
-def test_the_pooling_is_what_the_models_files_say(
-    tmp_path: Path, config: dict[str, Any], modes: tuple[str, ...]
-) -> None:
-    models.write_modules(tmp_path, config)
-    assert pooling.read(str(tmp_path), {}, pooling.LAST) == Pooling(modes)
-    models.write_modules(tmp_path, config, "Normalize")
-    assert pooling.read(str(tmp_path), {}, pooling.LAST) == Pooling(modes, (pooling.normalize,))
-
-
-def test_without_files_the_default_stands(tmp_path: Path) -> None:
-    assert pooling.read(str(tmp_path), {}, pooling.LAST) is pooling.LAST
-
-
-@pytest.mark.parametrize(
-    ("config", "others", "reason"),
-    [
-        ({"pooling_mode_median_tokens": True}, (), "pooling_mode_median_tokens"),
-        ({"pooling_mode": "median"}, (), "median"),
-        ({}, (), "no mode"),
-        ({"pooling_mode": "mean"}, ("LSTM",), "LSTM in place 2"),
-    ],
-)
-def test_an_unknown_pooling_is_not_guessed(
-    tmp_path: Path, config: dict[str, Any], others: tuple[str, ...], reason: str
-) -> None:
-    models.write_modules(tmp_path, config, *others)
-    with pytest.raises(pooling.Unsupported, match=reason):
-        pooling.read(str(tmp_path), {}, pooling.LAST)
-
-
-def test_a_dense_layer_is_applied(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    models.write_modules(tmp_path, {"pooling_mode": "mean"}, "Dense")
-    (tmp_path / "2_Dense").mkdir()
-    facts = {"in_features": 2, "out_features": 1, "activation_function": "torch.nn.modules.activation.Tanh"}
-    (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(facts))
-    weights = {"linear.weight": torch.tensor([[1.0, 2.0]]), "linear.bias": torch.tensor([0.5])}
-    save_file(weights, tmp_path / "2_Dense" / "model.safetensors")
-    how = pooling.read(str(tmp_path), {}, pooling.LAST)
-    found = how([torch.tensor([[0.0, 0.0], [0.2, 0.4]])])
-    assert torch.allclose(found, torch.tanh(torch.tensor([[0.1 + 0.4 + 0.5]])))
 
 
 def saved(model: Any, path: Path) -> str:

@@ -8,8 +8,9 @@ import torch
 
 from worker.engine import guards, heads, loader
 from worker.engine.base import Engine
-from worker.engine.embedding import Embedder
+from worker.engine.embedder import Embedder
 from worker.engine.headless import Headless, ModelEncoder
+from worker.engine.native import library
 from worker.engine.packed_encoder import PackedEncoder
 from worker.engine.padded_encoder import PaddedEncoder
 from worker.engine.pooling import Pooling
@@ -83,4 +84,7 @@ def _encoder(loaded: loader.Loaded, config: EngineConfig, stats: Stats) -> Model
         except guards.Unsupported as reason:
             log.warning("embeddings by transformers' own attention reason=%r", str(reason))
             stats.fallbacks = 1
+    if config.fast and PaddedEncoder.pack(loaded):
+        native = library.kernels(loaded.model.dtype, loaded.device) is not None
+        stats.native_kernels = int(native)
     return PaddedEncoder(loaded, loaded.pooling)
