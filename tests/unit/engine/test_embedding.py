@@ -185,7 +185,7 @@ def test_a_roberta_has_fewer_positions_than_rows(opened: list[Engine]) -> None:
 
 
 def test_a_cancelled_request_yields_no_stale_completion(engine: Engine) -> None:
-    engine.add([EmbeddingRequest("a", tuple(TEXTS * 40))])
+    engine.add([EmbeddingRequest("a", tuple(TEXTS * 400))])
     assert engine.step() == []
     assert engine.running == {"a"}
     engine.cancel(["a"])
@@ -195,7 +195,7 @@ def test_a_cancelled_request_yields_no_stale_completion(engine: Engine) -> None:
 
 
 def test_an_id_added_again_starts_anew(engine: Engine) -> None:
-    engine.add([EmbeddingRequest("a", tuple(TEXTS * 40))])
+    engine.add([EmbeddingRequest("a", tuple(TEXTS * 400))])
     engine.step()
     engine.add([EmbeddingRequest("a", ([5, 6],))])
     (done,) = engine.generate([])

@@ -158,7 +158,7 @@ def test_native_refuses_a_model_that_falls_back(
     closed: list[FallbackEngine] = []
     close = FallbackEngine.close
     monkeypatch.setattr(FallbackEngine, "close", lambda self: (closed.append(self), close(self))[1])
-    with pytest.raises(library.Unavailable, match="own code"):
+    with pytest.raises(library.Unavailable, match="generate"):
         opening.over(tiny_loaded, EngineConfig(fast=False, kernels="native"))
     assert len(closed) == 1
 
