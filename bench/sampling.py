@@ -4,7 +4,6 @@ The same prompts and output lengths for each, in turn in one process; `choosing_
 alone, on random logits. `--vocabulary` says how many of these; `--choosing` measures nothing else.
 """
 
-import importlib.util
 import json
 import random
 import statistics
@@ -80,8 +79,6 @@ def main(
     alone = choosing_seconds(names, vocabulary or engines.Source.read(source).config.vocab_size, repeats)
     whole: dict[str, float] = {}
     if not choosing:
-        if "grammar" in names and not _grammars_are_here():
-            names.remove("grammar")
         config = EngineConfig(dtype="float32", kv_memory_bytes=1 << 30, max_running=RUNNING)
         engine = Engine.load(str(source), config)
         whole = step_seconds(engine, names, tokens, repeats)
@@ -175,10 +172,6 @@ def _choosing(name: str, logits: Any) -> Callable[[], float]:
         return time.perf_counter() - started
 
     return measure
-
-
-def _grammars_are_here() -> bool:
-    return importlib.util.find_spec("jobs.grammars") is not None
 
 
 def _grammar() -> str:

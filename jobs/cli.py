@@ -119,8 +119,15 @@ def main() -> None:
     show_default=True,
     help="Where data and logs are kept.",
 )
+@click.option(
+    "chat_template",
+    "--chat-template",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A Jinja file to render chats with instead of the models' own templates.",
+)
 @click.option("--workers", type=click.IntRange(min=0), default=1, show_default=True)
-def up(models: tuple[str, ...], port: int, directory: Path, workers: int) -> None:
+def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path | None, workers: int) -> None:
     """Start everything on this machine: Redis, an S3 store, the API and workers.
 
     Nothing needs to be installed or configured by hand. Data and logs lie in --dir; the next start finds them
@@ -134,7 +141,10 @@ def up(models: tuple[str, ...], port: int, directory: Path, workers: int) -> Non
 
     if not models and "LONGHAUL_MODELS" not in os.environ:
         raise click.UsageError("Name at least one model: --model NAME=SOURCE (or set LONGHAUL_MODELS).")
-    served = dict(_model(text) for text in models) or None
+    own = {} if chat_template is None else {"chat_template": str(chat_template.resolve())}
+    if own and not models:
+        raise click.UsageError("--chat-template goes with --model; in LONGHAUL_MODELS it is a field.")
+    served = {name: {"source": source} | own for name, source in map(_model, models)} or None
     with stack.Stack(directory, models=served, workers=workers, api_port=port) as running:
         click.echo(running.describe())
         click.echo(f"In another shell:  export LONGHAUL_API_URL={running.api_url}")
@@ -163,11 +173,11 @@ def recover_jobs() -> None:
         click.echo(job_id)
 
 
-def _model(text: str) -> tuple[str, dict[str, str]]:
+def _model(text: str) -> tuple[str, str]:
     name, equals, source = text.partition("=")
     if not (name and equals and source):
         raise click.BadParameter(f"{text!r} is not NAME=SOURCE.", param_hint="--model")
-    return name, {"source": source}
+    return name, source
 
 
 def _plugins() -> dict[str, metadata.EntryPoint]:

@@ -20,6 +20,13 @@ from worker.offline_job import KINDS, OfflineJob, beside, working_directory
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--model", required=True, help="Hub id, local directory or GGUF file.")
 @click.option("--served-name", help="The model name that the lines use.  [default: that of the first line]")
+@click.option(
+    "chat_template",
+    "--chat-template",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A Jinja file to render chats with instead of the model's own template.",
+)
 @click.option("--max-running", type=click.IntRange(min=1), help="Most requests in the running batch.")
 @click.option("--device", help="auto, cpu, cuda, cuda:0, ...")
 @click.option("--overwrite", is_flag=True, help="Forget an earlier run into the same output.")
@@ -31,6 +38,7 @@ def run(
     output: Path,
     model: str,
     served_name: str | None,
+    chat_template: Path | None,
     max_running: int | None,
     device: str | None,
     overwrite: bool,
@@ -54,7 +62,8 @@ def run(
     _refuse_own_input(source, output)
     changed = {"max_running": max_running, "device": device}
     settings = Settings.load(**{name: value for name, value in changed.items() if value is not None})
-    served = ModelSettings.model_validate({"source": model, "engine": engine_name, "faults": faults})
+    template = None if chat_template is None else str(chat_template.resolve())
+    served = ModelSettings(source=model, engine=engine_name, faults=faults, chat_template=template)
     try:
         with _alone(working_directory(output), overwrite):
             job = OfflineJob(source, output, served, served_name, settings)

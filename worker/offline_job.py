@@ -94,6 +94,7 @@ class OfflineJob:
             "input": _sha256(self.source),
             "model": f"{self.model.engine}:{source}",
             "served name": self.name,
+            "chat template": _sha256(Path(self.model.chat_template)) if self.model.chat_template else "",
         }
 
     def _known(self) -> JobRecord | None:
@@ -101,7 +102,7 @@ class OfflineJob:
         if self.store.size("run.json") is None:
             return None
         known, facts = self._read("run.json"), self._facts()
-        changed = [name for name in facts if known.get(name) != facts[name]]
+        changed = [name for name in facts if known.get(name, "") != facts[name]]
         if not changed:
             return JobRecord(**self._read(f"jobs/{known['job_id']}/job.json"))
         if self.store.size(_plan_key(known["job_id"])) is None:

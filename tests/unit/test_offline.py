@@ -275,7 +275,7 @@ def test_followers_of_a_finished_request_do_not_run_again(
     ]
 
 
-@pytest.mark.parametrize("change", ["input", "model", "served name"])
+@pytest.mark.parametrize("change", ["input", "model", "served name", "chat template"])
 def test_another_run_into_the_same_output_is_refused(run: Running, tmp_path: Path, change: str) -> None:
     assert run(line("a")).exit_code == 0
     before = run.output.read_bytes()
@@ -284,11 +284,25 @@ def test_another_run_into_the_same_output_is_refused(run: Running, tmp_path: Pat
     elif change == "model":
         run.model = tmp_path
         done = run()
+    elif change == "chat template":
+        done = run(options=("--chat-template", str(_template(tmp_path))))
     else:
         done = run(options=("--served-name", "n"))
     assert done.exit_code == 1
     assert f"belongs to a run with another {change}" in done.output
     assert run.output.read_bytes() == before
+
+
+def test_chats_are_rendered_with_a_template_of_the_users_own(run: Running, tmp_path: Path) -> None:
+    options = ("--chat-template", str(_template(tmp_path)))
+    assert run(line("a", "abc", max_tokens=100), options=options).exit_code == 0
+    assert run.lines()[0]["response"]["body"]["choices"][0]["message"]["content"] == "ours: abc"
+
+
+def _template(directory: Path) -> Path:
+    path = directory / "own.jinja"
+    path.write_text("ours: {{ messages[0].content }}")
+    return path
 
 
 def test_overwrite_begins_anew(run: Running) -> None:
