@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.integration.engine_reference import generate_alone, is_tie
 from worker.engine import Engine, EngineConfig, Request, Sampling, loader, smollm2
@@ -64,6 +65,24 @@ def test_sampled_outputs_do_not_depend_on_batch_mates(engine: Engine, prompts: l
     together = {c.id: c.token_ids for c in engine.generate(requests)}
     alone = {c.id: c.token_ids for request in requests for c in engine.generate([request])}
     assert together == alone
+
+
+@torch.inference_mode()
+def test_log_probabilities_are_those_of_a_plain_forward(
+    engine: Engine, reference: loader.Loaded, prompts: list[list[int]]
+) -> None:
+    wanted = Sampling(6, temperature=0.9, seed=3, logprobs=5, prompt_logprobs=True, ignore_eos=True)
+    for done in engine.generate(Request(str(i), prompt, wanted) for i, prompt in enumerate(prompts)):
+        assert done.logprobs is not None
+        assert done.prompt_logprobs is not None
+        prompt = prompts[int(done.id)]
+        under = reference.model(torch.tensor([prompt + done.token_ids])).logits[0].log_softmax(-1)
+        scores = [*done.prompt_logprobs[1:], *done.logprobs]
+        for at, (score, token) in enumerate(zip(scores, prompt[1:] + done.token_ids, strict=True)):
+            assert score is not None
+            assert score.logprob == pytest.approx(float(under[at, token]), abs=1e-3)
+            highest = under[at].topk(5).values.tolist()
+            assert [value for _, value in score.top] == pytest.approx(highest, abs=1e-3)
 
 
 def test_a_stop_string_ends_the_text_before_it(engine: Engine) -> None:
