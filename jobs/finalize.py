@@ -21,8 +21,8 @@ CREATE TABLE rows
     (row INTEGER PRIMARY KEY, answered INTEGER, failed INTEGER, line BLOB, metrics BLOB, usage BLOB)
 """
 NEVER_RAN = {
-    "cancelled": ("batch_cancelled", "The batch was cancelled before this request ran."),
-    "expired": ("batch_expired", "The batch expired before this request ran."),
+    "cancelled": ("batch_cancelled", "The batch was cancelled before this request was finished."),
+    "expired": ("batch_expired", "The batch expired before this request was finished."),
 }
 
 

@@ -2,6 +2,7 @@
 
 import re
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 import orjson
@@ -126,6 +127,33 @@ class ChatTemplate:
                 return kind
             shown.append(kind if _PROBE in text else None)
         return shown[0] if shown else dict
+
+
+def read(path: str) -> str:
+    """Return the template in a file; raises SettingsError with the place of what is wrong."""
+    from jinja2 import Environment, TemplateSyntaxError, nodes, parser
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        """The tag of transformers that marks what an assistant said."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: parser.Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+        Environment(extensions=["jinja2.ext.loopcontrols", Generation]).parse(text)
+    except TemplateSyntaxError as error:
+        raise errors.SettingsError(
+            f"The chat template {path} is wrong in line {error.lineno}: {error}"
+        ) from None
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise errors.SettingsError(f"The chat template {path} cannot be read: {reason}.") from None
+    return text
 
 
 def _probe(kind: type) -> list[dict[str, Any]]:

@@ -11,9 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from jobs import errors
+from jobs import errors, template
 from jobs.settings import ModelSettings
-from jobs.template import ChatTemplate
 
 _CACHED_SEGMENT_CHARACTERS = 256
 _CACHE_CHARACTERS = 4_000_000
@@ -24,9 +23,11 @@ _importing, _loading = threading.Lock(), threading.Lock()
 class Tokenizer:
     """Text to token ids and back, for one model; `template` makes chats to text."""
 
-    def __init__(self, tokenizer: Any, context_tokens: int, template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, context_tokens: int, chats: template.ChatTemplate | None = None
+    ) -> None:
         self._tokenizer = tokenizer
-        self.template = template or ChatTemplate(tokenizer)
+        self.template = chats or template.ChatTemplate(tokenizer)
         # Fast tokenizers refuse to be used by two threads at once ("Already borrowed").
         self._lock = threading.Lock()
         self._segments = _Segments(tokenizer) if _splits_at_special_tokens(tokenizer) else None
@@ -44,14 +45,14 @@ class Tokenizer:
             tokenizer = AutoTokenizer.from_pretrained(location, **options)
             config = None if model.context_tokens else AutoConfig.from_pretrained(location, **options)
             if model.chat_template is not None:
-                tokenizer.chat_template = Path(model.chat_template).expanduser().read_text(encoding="utf-8")
+                tokenizer.chat_template = template.read(model.chat_template)
         except Exception as error:  # a tokenizer file that is not one raises a bare Exception
             reason = str(error).strip().split("\n")[0] or type(error).__name__
             raise errors.ModelUnavailable(name=name, source=model.source, reason=reason) from None
         # transformers stays for good: going through its objects at each collection slows a plan by a tenth.
         gc.freeze()
-        template = ChatTemplate(tokenizer, model.tool_format, model.reasoning)
-        return cls(tokenizer, model.context_tokens or context_of(config, tokenizer), template)
+        own = template.ChatTemplate(tokenizer, model.tool_format, model.reasoning)
+        return cls(tokenizer, model.context_tokens or context_of(config, tokenizer), own)
 
     def encode_chats(self, texts: list[str]) -> list[list[int]]:
         """Encode rendered chats: their special tokens are in the text already."""

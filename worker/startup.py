@@ -4,7 +4,7 @@ import logging
 
 from kombu import entity
 
-from jobs import queue, store
+from jobs import queue, store, template
 from jobs.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -20,9 +20,13 @@ def level(name: int | str | None) -> int:
 def check(settings: Settings) -> list[entity.Queue]:
     """Log the settings (secrets masked), try Redis and the store, and return the queues to consume.
 
-    Raises SettingsError, RedisUnreachable or StoreUnreachable. A Redis that is lost later is waited for.
+    Raises SettingsError, also for a chat template that is none, RedisUnreachable or StoreUnreachable. A Redis
+    that is lost later is waited for.
     """
     log.info("settings", extra={"settings": settings.shown()})
+    for model in settings.models.values():
+        if model.chat_template is not None:
+            template.read(model.chat_template)
     consumed = queue.queues(settings)
     queue.check(settings)
     store.open_store(settings).check()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 
 from jobs import ids, queue
@@ -159,6 +160,14 @@ def test_wrong_settings_are_named(tmp_path: Path, redis_url: str) -> None:
     assert "LONGHAUL_LEESE is not a setting" in _refusal(tmp_path, redis_url, LONGHAUL_LEESE="1")
     assert "LONGHAUL_MODEL" in _refusal(tmp_path, redis_url, LONGHAUL_MODEL="other")
     assert "LONGHAUL_MODELS" in _refusal(tmp_path, redis_url, LONGHAUL_MODELS="{}")
+
+
+def test_a_chat_template_that_is_none_is_named(tmp_path: Path, redis_url: str) -> None:
+    template = tmp_path / "own.jinja"
+    models = orjson.dumps({"m": {"source": "any/model", "chat_template": str(template)}}).decode()
+    assert f"{template} cannot be read: No such file" in _refusal(tmp_path, redis_url, LONGHAUL_MODELS=models)
+    template.write_text("{% for message in messages %}\n{% if %}")
+    assert f"{template} is wrong in line 2" in _refusal(tmp_path, redis_url, LONGHAUL_MODELS=models)
 
 
 def test_store_that_cannot_be_used_is_named(tmp_path: Path, redis_url: str, free_port: int) -> None:
