@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from jobs import errors
+from jobs import errors, schema
 from jobs.creation import from_pydantic
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,10 @@ def _validation(_: Request, error: Exception) -> Response:
 def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return answer(errors.NotFound(what="path", id=request.url.path[:200]))
+        path = request.url.path[:200]
+        if path in schema.ENDPOINTS:
+            return answer(errors.BatchesOnly(path=path))
+        return answer(errors.NotFound(what="path", id=path))
     if error.status_code == 405:
         refused = errors.InvalidRequest(f"{request.method} is not a method of {request.url.path[:200]}.")
         refused.code = "method_not_allowed"

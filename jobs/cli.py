@@ -131,7 +131,8 @@ def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path 
     """Start everything on this machine: Redis, an S3 store, the API and workers.
 
     Nothing needs to be installed or configured by hand. Data and logs lie in --dir; the next start finds them
-    again and goes on with unfinished jobs. Ctrl-C stops all of it (exit code 0).
+    again and goes on with unfinished jobs. Ctrl-C stops all of it (exit code 0). More about a model than
+    where it comes from (docs/settings.md) goes into LONGHAUL_MODELS, without --model.
 
     \b
     longhaul up --model smol=HuggingFaceTB/SmolLM2-135M-Instruct
@@ -144,6 +145,8 @@ def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path 
     own = {} if chat_template is None else {"chat_template": str(chat_template.resolve())}
     if own and not models:
         raise click.UsageError("--chat-template goes with --model; in LONGHAUL_MODELS it is a field.")
+    if models and "LONGHAUL_MODELS" in os.environ:
+        click.echo("longhaul: --model is given, so LONGHAUL_MODELS is not used.", err=True)
     served = {name: {"source": source} | own for name, source in map(_model, models)} or None
     with stack.Stack(directory, models=served, workers=workers, api_port=port) as running:
         click.echo(running.describe())

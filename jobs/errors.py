@@ -39,6 +39,10 @@ class NotFound(InvalidRequest):
     code = "not_found"
 
 
+class BatchesOnly(NotFound):
+    """{path} is served in batches only: POST /v1/batches with it as `endpoint` and lines for it."""
+
+
 class Conflict(InvalidRequest):
     """{message}"""
 

@@ -18,7 +18,9 @@ from worker.offline_job import KINDS, OfflineJob, beside, working_directory
 @click.command()
 @click.argument("source", metavar="IN", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--model", required=True, help="Hub id, local directory or GGUF file.")
+@click.option(
+    "--model", required=True, help="Hub id, local directory or GGUF file; or a name in LONGHAUL_MODELS."
+)
 @click.option("--served-name", help="The model name that the lines use.  [default: that of the first line]")
 @click.option(
     "chat_template",
@@ -62,8 +64,9 @@ def run(
     _refuse_own_input(source, output)
     changed = {"max_running": max_running, "device": device}
     settings = Settings.load(**{name: value for name, value in changed.items() if value is not None})
-    template = None if chat_template is None else str(chat_template.resolve())
-    served = ModelSettings(source=model, engine=engine_name, faults=faults, chat_template=template)
+    served = settings.models.get(model) or ModelSettings(source=model, engine=engine_name, faults=faults)
+    if chat_template is not None:
+        served = served.model_copy(update={"chat_template": str(chat_template.resolve())})
     try:
         with _alone(working_directory(output), overwrite):
             job = OfflineJob(source, output, served, served_name, settings)

@@ -163,3 +163,9 @@ def test_the_documentation_tells_of_the_contracts_errors_only(api: Api) -> None:
     assert create["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/NewBatch")
     assert "requests" in spec["components"]["schemas"]["NewBatch"]["properties"]
     assert api.http.get("/docs").status_code == 200
+
+
+def test_an_endpoint_of_lines_says_how_it_is_served(api: Api) -> None:
+    answer = api.http.post("/v1/embeddings", json={"model": "m", "input": "x"})
+    assert answer.status_code == 404
+    assert "POST /v1/batches" in answer.json()["error"]["message"]
