@@ -1,6 +1,7 @@
 """docs/parameters.md covers every parameter, and the tests it names exist."""
 
 import ast
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "parameters.md").read_text()
 SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 REFUSED = SECTIONS.pop("Refused at every endpoint")
+SECTIONS.pop("Examples")
 ROW = re.compile(r"^\| `(\w+)` \| (honoured|no effect|refused) \| [^|]+ \| ([^|]+) \|$", re.MULTILINE)
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
@@ -52,3 +54,9 @@ def test_each_test_on_the_page_exists() -> None:
     named = TEST.findall(PAGE)
     assert len(named) > 50
     assert [(path, name) for path, name in named if name not in _functions(path)] == []
+
+
+@pytest.mark.parametrize("line", re.findall(r"```json\n(.*?)\n```", PAGE))
+def test_each_example_is_a_request(line: str) -> None:
+    request = json.loads(line)
+    assert bodies.read(request["url"], request["body"])
