@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from worker.engine import logprobs, penalties, sampling
+from worker.engine import device_errors, logprobs, penalties, sampling
 from worker.engine.grammar import GrammarFailed
 from worker.engine.rows import RowState, one_line
 from worker.engine.types import TokenLogprobs
@@ -67,6 +67,8 @@ def _change(states: Sequence[RowState], logits: Tensor, rows: list[int]) -> None
             try:
                 state.constraint.restrict(logits[row])
             except Exception as error:  # a grammar may fail in ways of its own: its row alone ends
+                if device_errors.is_lost(error):
+                    raise
                 state.failure = str(error) if isinstance(error, GrammarFailed) else one_line(error)
 
 
@@ -97,6 +99,8 @@ def _each_alone(
     try:
         return call(rows)
     except Exception as error:  # whatever it is, one of the rows is at fault, or each is
+        if device_errors.is_lost(error):
+            raise
         if len(rows) == 1:
             states[rows[0]].failure = one_line(error)
             return {}
