@@ -103,7 +103,7 @@ class FallbackEngine(Engine):
 
     def _prompts(self) -> list[Row]:
         with self._lock:
-            return [row for row in self._waiting.values() if not isinstance(row, EmbeddingRow)]
+            return [row for row in self._waiting if not isinstance(row, EmbeddingRow)]
 
     def _start_batch(self) -> None:
         rows = batching.form(self._prompts(), self._limits())
