@@ -87,6 +87,7 @@ class FallbackEngine(Engine):
         atexit.unregister(self.close)
         self._batches.put(None)
         self._thread.join(_CLOSE_SECONDS)
+        self._grammars.close()
         self._forget_all()
         del self._loaded
         self._embedder = None

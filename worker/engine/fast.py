@@ -124,6 +124,7 @@ class FastEngine(Engine):
 
     def close(self) -> None:
         self._stop_touching()
+        self._grammars.close()
         self._forget_all()
         self._memory = kv.Memory(self._memory.layout, self._memory.budget)
         self._scheduler = Scheduler(self._memory, self.config, self.stats, self._clock)

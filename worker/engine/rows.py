@@ -1,5 +1,6 @@
 """One row of a batch: takes token after token and knows when it has ended, and with what text."""
 
+import functools
 import logging
 
 from torch import Tensor
@@ -32,17 +33,31 @@ class RowState:
         self.end_ids = frozenset(special.values()) | (frozenset() if wanted.ignore_eos else eos_ids)
         texts = tuple(text for text in wanted.stop if text not in special)
         self._matcher = stop.StopMatcher(self._decode, texts, wanted.min_tokens)
-        self.adjustments = Adjustments.of(wanted, row.request.prompt_ids, row.token_ids)
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs | None] = [None] * len(row.request.prompt_ids)
         self.constraint: grammar.Constraint | None = None
         if wanted.grammar is not None:
             assert grammars is not None
-            self._constrain(grammars, wanted.grammar)
+            try:
+                self.constraint = grammars.open(wanted.grammar)
+            except Exception as error:  # the other rows are not to fail with it
+                self.failure = one_line(error)
 
-    def _constrain(self, grammars: grammar.Grammars, text: str) -> None:
+    @functools.cached_property
+    def adjustments(self) -> Adjustments | None:
+        """How its logits change. Made for the first token: they count the prompt, and many rows may wait."""
+        return Adjustments.of(self.row.request.sampling, self.row.request.prompt_ids, self.row.token_ids)
+
+    @property
+    def compiling(self) -> bool:
+        """Whether its grammar is being compiled: to choose its token now would be to wait for that."""
+        return self.constraint is not None and not self.constraint.compiled
+
+    def prepare(self) -> None:
+        """Start to compute what its first token may be, once the row is about to run."""
+        if self.constraint is None or self.failure is not None:
+            return
         try:
-            self.constraint = grammars.open(text)
             self.constraint.prepare()
         except Exception as error:  # the other rows are not to fail with it
             self.failure = one_line(error)
@@ -90,7 +105,7 @@ class RowState:
             return self._completion("error", "", now, one_line(error))
 
     def _take(self, token_id: int, now: float) -> Completion | None:
-        row = self.row
+        row, adjustments = self.row, self.adjustments
         row.token_ids.append(token_id)
         if row.first_token is None:
             row.first_token = now
@@ -109,8 +124,8 @@ class RowState:
                 if before is None
                 else self._completion("stop", before, now)
             )
-        if self.adjustments is not None:
-            self.adjustments.take(token_id)
+        if adjustments is not None:
+            adjustments.take(token_id)
         if self.constraint is not None:
             self.constraint.prepare()
         return None

@@ -1,5 +1,6 @@
 """Every parameter of a request, in one mixed batch, against what it plainly means: exactly in float64."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from tests.unit.engine import architectures, exactness, plain
 from tests.unit.engine.conftest import request
-from worker.engine import Completion, EngineConfig, Request, Sampling, TokenLogprobs, loader, seeds
+from worker.engine import Completion, EngineConfig, Request, Sampling, TokenLogprobs, grammar, loader, seeds
 from worker.engine.fallback import FallbackEngine
+from worker.engine.fast import FastEngine
 
 END = 17
 _MOST_TOKENS = 8
@@ -173,3 +175,42 @@ def test_a_lost_request_runs_none_of_its_choices(open_subject: exactness.Open) -
     )
     assert [c.id for c in done] == ["b"]
     assert sorted(id for ids in asked for id in ids) == ["a", "b"]
+
+
+def test_nobody_waits_for_a_grammar_of_another(
+    open_subject: exactness.Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = threading.Event()
+    compile = grammar.Grammars._compile
+
+    def slowly(self: grammar.Grammars, text: str) -> Any:
+        compiled.wait(60)
+        return compile(self, text)
+
+    monkeypatch.setattr(grammar.Grammars, "_compile", slowly)
+    engine = open_subject("llama").engine()
+    text = '%llguidance {"no_forcing": true}\nstart: "yes"\n'
+    engine.add([request("a", _PROMPT, grammar=text, n=2, temperature=1.0), request("b", _PROMPT)])
+    done = []
+    while not done:
+        done += engine.step()
+    engine.add([request("c", [*_PROMPT, 1], ignore_eos=True)])
+    engine.step()
+    assert ([c.id for c in done], engine.waiting) == (["b"], {"a"})
+    compiled.set()
+    while engine.has_work:
+        done += engine.step()
+    assert [(c.id, c.error) for c in done if c.id != "a"] == [("b", None), ("c", None)]
+    assert [choice.text for c in done if c.id == "a" for choice in c.choices] == ["yes", "yes"]
+
+
+def test_an_engine_takes_its_threads_along(tiny_loaded: loader.Loaded) -> None:
+    before = set(threading.enumerate())
+    text = '%llguidance {"no_forcing": true}\nstart: "yes"\n'
+    for open_engine in (FastEngine.over, FallbackEngine):
+        loaded = loader.wrap(architectures.build("llama"), tiny_loaded.tokenizer)
+        engine = open_engine(loaded, EngineConfig())
+        [done] = engine.generate([request("a", _PROMPT, grammar=text)])
+        assert done.text == "yes"
+        engine.close()
+        assert set(threading.enumerate()) <= before

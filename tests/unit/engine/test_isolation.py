@@ -66,6 +66,8 @@ def test_a_sampler_that_raises(open_engine: Open, monkeypatch: pytest.MonkeyPatc
 class _Failing(grammar.Constraint):
     """Fails in the way its text names."""
 
+    compiled = True
+
     def __init__(self, where: str) -> None:
         self._where = where
 
