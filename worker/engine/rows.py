@@ -6,11 +6,14 @@ import logging
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from worker.engine import grammar, logprobs, stop
+from worker.engine import device_errors, grammar, logprobs, stop
 from worker.engine.penalties import Adjustments
 from worker.engine.types import Completion, FinishReason, Row, Timings, TokenLogprobs
 
 log = logging.getLogger(__name__)
+# Positions of a prompt: float64 copies of their logits are taken.
+_SCORED_AT_ONCE = 256
+NOT_FINITE = "the model's logits are not finite numbers"
 
 
 class RowState:
@@ -34,7 +37,8 @@ class RowState:
         texts = tuple(text for text in wanted.stop if text not in special)
         self._matcher = stop.StopMatcher(self._decode, texts, wanted.min_tokens)
         self.logprobs: list[TokenLogprobs] = []
-        self.prompt_logprobs: list[TokenLogprobs | None] = [None] * len(row.request.prompt_ids)
+        scored = len(row.request.prompt_ids) if wanted.prompt_logprobs else 0
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None] * scored
         self.constraint: grammar.Constraint | None = None
         if wanted.grammar is not None:
             assert grammars is not None
@@ -65,7 +69,7 @@ class RowState:
     @property
     def unscored(self) -> bool:
         """Whether log probabilities of its prompt are wanted and not known yet."""
-        return self.row.request.sampling.prompt_logprobs and None in self.prompt_logprobs[1:]
+        return None in self.prompt_logprobs[1:]
 
     @property
     def may_end(self) -> bool:
@@ -84,13 +88,22 @@ class RowState:
 
     def score_prompt(self, first: int, logits: Tensor) -> None:
         """Note the log probabilities of the prompt's tokens after position `first`, from the logits [n, V] of
-        it and the positions after it.
+        it and the positions after it. A failure is this row's alone.
         """
-        following = self.row.request.prompt_ids[first + 1 : first + 1 + len(logits)]
-        most = [self.row.request.sampling.logprobs or 0] * len(following)
-        self.prompt_logprobs[first + 1 : first + 1 + len(following)] = logprobs.of_tokens(
-            logits, following, most
-        )
+        try:
+            if not bool(logits.amax(-1).isfinite().all()):
+                self.failure = NOT_FINITE
+                return
+            for block in logits.split(_SCORED_AT_ONCE):
+                following = self.row.request.prompt_ids[first + 1 : first + 1 + len(block)]
+                most = [self.row.request.sampling.logprobs or 0] * len(following)
+                found = logprobs.of_tokens(block, following, most)
+                self.prompt_logprobs[first + 1 : first + 1 + len(found)] = found
+                first += len(found)
+        except Exception as error:  # whatever it is, the other rows go on
+            if device_errors.is_lost(error):
+                raise
+            self.failure = one_line(error)
 
     def take(self, token_id: int, now: float) -> Completion | None:
         """Take the next token; return the completion when it was the last one. Never raises: what goes wrong
