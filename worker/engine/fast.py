@@ -189,8 +189,9 @@ class FastEngine(Engine):
         self._finish(sequence.row, _with_cached(completion, sequence.cached_tokens))
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
+        if not sequence.preempted:
+            self._admit([sequence.row])  # first: what it raises leaves all as it was
         self._scheduler.drop(sequence)
-        self._admit([sequence.row])
         self._finish(sequence.row, self._completion(sequence.row, "error", error=reason))
 
     def _count(self, batch: Batch, attention_calls: int) -> None:
