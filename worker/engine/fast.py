@@ -107,6 +107,8 @@ class FastEngine(Engine):
         batch = self._scheduler.next_batch()
         if batch is not None:
             self._run(batch)
+        if not self._running:  # maybe because a choice failed, and others with it: no step may follow
+            self._scheduler.sweep()
         if self.config.prefix_ttl_seconds is not None:
             self._scheduler.trie.expire(self._clock() - self.config.prefix_ttl_seconds)
         self.stats.kv_bytes_in_use = self._memory.used

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from tests.unit.engine import architectures, exactness, plain
 from tests.unit.engine.conftest import request
-from worker.engine import Completion, EngineConfig, Request, Sampling, TokenLogprobs, grammar, loader, seeds
+from worker.engine import (
+    Completion,
+    EngineConfig,
+    Request,
+    Sampling,
+    TokenLogprobs,
+    grammar,
+    loader,
+    sampling,
+    seeds,
+)
 from worker.engine.fallback import FallbackEngine
 from worker.engine.fast import FastEngine
 
@@ -42,8 +52,8 @@ _samplings = st.builds(
 def _requests(draw: st.DrawFn) -> list[Request]:
     """Draw requests of which some share a prompt."""
     made = []
-    for i, sampling in enumerate(draw(st.lists(_samplings, min_size=1, max_size=6))):
-        wanted = replace(sampling, prompt_logprobs=sampling.prompt_logprobs and sampling.logprobs is not None)
+    for i, each in enumerate(draw(st.lists(_samplings, min_size=1, max_size=6))):
+        wanted = replace(each, prompt_logprobs=each.prompt_logprobs and each.logprobs is not None)
         length = draw(st.sampled_from((1, 12, 20)))
         made.append(Request(str(i), [*_PROMPT[:length], i % 2], wanted))
     return made
@@ -214,3 +224,21 @@ def test_an_engine_takes_its_threads_along(tiny_loaded: loader.Loaded) -> None:
         assert done.text == "yes"
         engine.close()
         assert set(threading.enumerate()) <= before
+
+
+def test_a_choice_that_fails_leaves_no_memory_to_the_others(
+    open_subject: exactness.Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = sampling.draw
+
+    def raising(logits: Any, parameters: sampling.Parameters, positions: list[int]) -> Any:
+        if seeds.seed_of_choice(7, 2) in parameters.seeds and max(positions) >= 2:
+            raise ZeroDivisionError("a fault of the sampler")
+        return draw(logits, parameters, positions)
+
+    monkeypatch.setattr(sampling, "draw", raising)
+    engine = open_subject("llama").engine()
+    [failed] = engine.generate([request("a", _PROMPT, n=4, temperature=1.0, seed=7, ignore_eos=True)])
+    assert failed.error is not None
+    engine.forget_prefixes()
+    assert engine.stats.kv_bytes_in_use == 0
