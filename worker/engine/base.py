@@ -46,8 +46,8 @@ class Engine(ABC):
         """Why embedding requests are refused; empty: they are not."""
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
-        self._waiting: dict[str, Row] = {}
-        self._running: dict[str, Row] = {}
+        self._waiting: dict[Row, None] = {}
+        self._running: dict[Row, None] = {}
         self._ready: list[Completion] = []
         self._rows: dict[str, list[Row]] = {}
         """The rows of each request that has not ended."""
@@ -79,13 +79,13 @@ class Engine(ABC):
     def waiting(self) -> frozenset[str]:
         """The requests of which something waits. One of several choices may run as well."""
         with self._lock:
-            return frozenset(row.request_id for row in self._waiting.values())
+            return frozenset(row.request_id for row in self._waiting)
 
     @property
     def running(self) -> frozenset[str]:
         """The requests of which something runs."""
         with self._lock:
-            return frozenset(row.request_id for row in self._running.values())
+            return frozenset(row.request_id for row in self._running)
 
     def add(self, requests: Iterable[Request | EmbeddingRequest]) -> None:
         """Queue requests. An id that is here already starts anew; what cannot run comes back as an error."""
@@ -95,7 +95,7 @@ class Engine(ABC):
                 self._drop(request.id)
                 rows, reason = self._as_rows(request)
                 if reason is None:
-                    self._waiting |= {row.id: row for row in rows}
+                    self._waiting |= dict.fromkeys(rows)
                     self._rows[request.id] = rows
                 else:
                     self._ready.append(self._completion(rows[0], "error", error=reason))
@@ -132,8 +132,8 @@ class Engine(ABC):
         """Take all rows of a request out; return them."""
         rows = self._rows.pop(id, [])
         for row in rows:
-            self._waiting.pop(row.id, None)
-            self._running.pop(row.id, None)
+            self._waiting.pop(row, None)
+            self._running.pop(row, None)
             row.dropped = True
         return rows
 
@@ -151,9 +151,9 @@ class Engine(ABC):
             for row in rows:
                 if row.dropped:
                     continue
-                del self._waiting[row.id]
+                del self._waiting[row]
                 row.admitted = now
-                self._running[row.id] = row
+                self._running[row] = None
                 admitted.append(row)
         return admitted
 
@@ -161,7 +161,7 @@ class Engine(ABC):
         with self._lock:
             if row.dropped:
                 return
-            del self._running[row.id]
+            del self._running[row]
             whole = completion if row.family is None else row.family.take(completion)
             if whole is not None:
                 self._drop(whole.id)
@@ -199,7 +199,7 @@ class Engine(ABC):
         if self._embedder is None:
             return False
         with self._lock:
-            waiting = [row for row in self._waiting.values() if isinstance(row, EmbeddingRow)]
+            waiting = [row for row in self._waiting if isinstance(row, EmbeddingRow)]
         finished = self._embedder.step(waiting, self._admit, others, others_seconds)
         for row, completion in finished or ():
             self._finish(row, completion)

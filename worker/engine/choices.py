@@ -35,6 +35,7 @@ class Family:
             timings=dataclasses.replace(
                 first.timings,
                 admitted=min(choice.timings.admitted for choice in choices),
+                first_token=min(c.timings.first_token for c in choices if c.timings.first_token is not None),
                 finished=max(choice.timings.finished for choice in choices),
             ),
         )

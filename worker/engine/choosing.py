@@ -13,9 +13,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from worker.engine import logprobs, penalties, sampling
+from worker.engine import device_errors, logprobs, penalties, sampling
 from worker.engine.grammar import GrammarFailed
-from worker.engine.rows import RowState, one_line
+from worker.engine.rows import NOT_FINITE, RowState, one_line
 from worker.engine.types import TokenLogprobs
 
 log = logging.getLogger(__name__)
@@ -28,8 +28,10 @@ def choose(states: Sequence[RowState], logits: Tensor) -> list[int]:
     done has its `failure` set, and a token that does not count.
     """
     asking = [row for row, state in enumerate(states) if state.row.request.sampling.logprobs is not None]
-    own = {row: logits[row].clone() for row in asking if states[row].changes_logits}
     changed = [row for row, state in enumerate(states) if state.changes_logits]
+    if changed:  # half precision would round a small bias away, and float16 ends below a large factor
+        logits = sampling.with_kernels(logits)
+    own = {row: logits[row].clone() for row in asking if states[row].changes_logits}
     if changed:
         _change(states, logits, changed)
     highest = _highest(logits)
@@ -49,11 +51,7 @@ def _check(states: Sequence[RowState], highest: list[float]) -> None:
     for state, value in zip(states, highest, strict=True):
         if not math.isfinite(value) and state.failure is None:
             allowed = "no token is allowed by the request's own parameters"
-            state.failure = (
-                allowed
-                if value == -math.inf and state.changes_logits
-                else "the model's logits are not finite numbers"
-            )
+            state.failure = allowed if value == -math.inf and state.changes_logits else NOT_FINITE
 
 
 def _change(states: Sequence[RowState], logits: Tensor, rows: list[int]) -> None:
@@ -62,11 +60,14 @@ def _change(states: Sequence[RowState], logits: Tensor, rows: list[int]) -> None
     for row in rows:
         state = states[row]
         if state.end_ids and not state.may_end:
-            logits[row, sorted(state.end_ids)] = -torch.inf
+            # A tokenizer may have more tokens than the model.
+            logits[row, [id for id in state.end_ids if id < logits.shape[1]]] = -torch.inf
         if state.constraint is not None and state.failure is None:
             try:
                 state.constraint.restrict(logits[row])
             except Exception as error:  # a grammar may fail in ways of its own: its row alone ends
+                if device_errors.is_lost(error):
+                    raise
                 state.failure = str(error) if isinstance(error, GrammarFailed) else one_line(error)
 
 
@@ -97,6 +98,8 @@ def _each_alone(
     try:
         return call(rows)
     except Exception as error:  # whatever it is, one of the rows is at fault, or each is
+        if device_errors.is_lost(error):
+            raise
         if len(rows) == 1:
             states[rows[0]].failure = one_line(error)
             return {}

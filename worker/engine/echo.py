@@ -61,7 +61,7 @@ class EchoEngine(Engine):
 
     def step(self) -> list[Completion]:
         with self._lock:
-            first = list(self._waiting.values())[: self.config.max_running]
+            first = list(self._waiting)[: self.config.max_running]
         rows = self._admit(first)
         if rows:
             self.stats.batches += 1

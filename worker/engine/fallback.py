@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from jobs import errors
-from worker.engine import batching, embedding_engine, grammar, headless, loader, padding, running
+from worker.engine import batching, device_errors, embedding_engine, grammar, loader, padding, running
 from worker.engine.base import Engine
 from worker.engine.embedding import EmbeddingRow
 from worker.engine.native import library
@@ -87,6 +87,7 @@ class FallbackEngine(Engine):
         atexit.unregister(self.close)
         self._batches.put(None)
         self._thread.join(_CLOSE_SECONDS)
+        self._grammars.close()
         self._forget_all()
         del self._loaded
         self._embedder = None
@@ -103,7 +104,7 @@ class FallbackEngine(Engine):
 
     def _prompts(self) -> list[Row]:
         with self._lock:
-            return [row for row in self._waiting.values() if not isinstance(row, EmbeddingRow)]
+            return [row for row in self._waiting if not isinstance(row, EmbeddingRow)]
 
     def _start_batch(self) -> None:
         rows = batching.form(self._prompts(), self._limits())
@@ -160,7 +161,7 @@ class FallbackEngine(Engine):
 
     def _recover(self, error: Exception, together: list[RowState]) -> bool:
         """Make batches smaller when memory was short, fail a lone row that raises; True: run one by one."""
-        if headless.is_out_of_memory(error) and len(together) > 1:
+        if device_errors.is_out_of_memory(error) and len(together) > 1:
             _free_memory()
             planned = len(together) * batching.length([state.row for state in together])
             self._batch_tokens = planned // 2
@@ -171,7 +172,7 @@ class FallbackEngine(Engine):
                 self._batch_tokens,
             )
             return False
-        if headless.is_device_lost(error):
+        if device_errors.is_lost(error):
             raise error
         line = f"{type(error).__name__}: {error}".split("\n")[0]
         log.error("batch failed rows=%d error=%r", len(together), line)

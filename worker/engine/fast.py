@@ -107,6 +107,8 @@ class FastEngine(Engine):
         batch = self._scheduler.next_batch()
         if batch is not None:
             self._run(batch)
+        if not self._running:  # maybe because a choice failed, and others with it: no step may follow
+            self._scheduler.sweep()
         if self.config.prefix_ttl_seconds is not None:
             self._scheduler.trie.expire(self._clock() - self.config.prefix_ttl_seconds)
         self.stats.kv_bytes_in_use = self._memory.used
@@ -124,6 +126,7 @@ class FastEngine(Engine):
 
     def close(self) -> None:
         self._stop_touching()
+        self._grammars.close()
         self._forget_all()
         self._memory = kv.Memory(self._memory.layout, self._memory.budget)
         self._scheduler = Scheduler(self._memory, self.config, self.stats, self._clock)
@@ -188,8 +191,9 @@ class FastEngine(Engine):
         self._finish(sequence.row, _with_cached(completion, sequence.cached_tokens))
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
+        if not sequence.preempted:
+            self._admit([sequence.row])  # first: what it raises leaves all as it was
         self._scheduler.drop(sequence)
-        self._admit([sequence.row])
         self._finish(sequence.row, self._completion(sequence.row, "error", error=reason))
 
     def _count(self, batch: Batch, attention_calls: int) -> None:

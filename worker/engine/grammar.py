@@ -1,5 +1,6 @@
 """Which tokens may come next by a grammar (llguidance), computed beside the model's step."""
 
+import functools
 import os
 import re
 from collections import OrderedDict
@@ -59,9 +60,9 @@ class Grammars:
         return Constraint(compiled, self._masker, self.vocabulary, self._end_ids)
 
     def close(self) -> None:
-        """Stop the threads. Constraints that are open can no longer be used."""
+        """Stop the threads. Constraints cannot be used any more; who waits for one hears of it."""
         self._compiler.shutdown(wait=True, cancel_futures=True)
-        self._masker.shutdown(wait=True, cancel_futures=True)
+        self._masker.shutdown(wait=True)  # not cancelled: whoever waits for a mask would do so for ever
 
     def _compile(self, text: str) -> llguidance.LLMatcher:
         if self._tokens is None:
@@ -94,17 +95,21 @@ class Constraint:
         self._end_ids = end_ids
         self._matcher: llguidance.LLMatcher | None = None
         self._ready: Future[None] | None = None
-        self._words = np.empty((_padded(vocabulary) + 31) // 32, np.int32)
-        self._biases = np.empty((self._words.nbytes, 8), np.float32)
-        self._bias = torch.from_numpy(self._biases.reshape(-1)[:vocabulary])
+
+    @property
+    def compiled(self) -> bool:
+        """Whether its grammar is compiled, or cannot be: until then `restrict` and `take` wait."""
+        return self._compiled.done()
 
     def prepare(self) -> None:
         """Start to compute which tokens may come next; returns at once."""
         if self._ready is None:
             ready: Future[None] = Future()
             self._ready = ready
+            # A future keeps its callbacks, and this one is remembered: what it calls once is not to be kept.
+            once, masker = [functools.partial(self._compute, ready)], self._masker
             # Not waiting in the pool for the compiler: other rows need its threads.
-            self._compiled.add_done_callback(lambda _: self._masker.submit(self._compute, ready))
+            self._compiled.add_done_callback(lambda _: masker.submit(once.pop()))
 
     @torch.inference_mode()  # logits come from it, and may be changed in place only in it
     def restrict(self, logits: Tensor) -> None:
@@ -113,9 +118,9 @@ class Constraint:
         assert self._ready is not None
         self._ready.result()
         if logits.device.type == "cpu":
-            logits.add_(self._bias)  # several times as fast as filling by a mask
+            logits.add_(self._mask.bias)  # several times as fast as filling by a mask
             return
-        fill(logits, torch.from_numpy(self._words))
+        fill(logits, torch.from_numpy(self._mask.words))
 
     def take(self, token_id: int) -> bool:
         """Advance by a token; return True when the output is complete, so that nothing more can follow."""
@@ -142,20 +147,40 @@ class Constraint:
 
     def _compute(self, ready: "Future[None]") -> None:
         try:
-            _guarded(self._mask)
+            _guarded(self._fill_mask)
         except GrammarFailed as error:
             ready.set_exception(error)
         else:
             ready.set_result(None)
 
-    def _mask(self) -> None:
-        """Fill the buffers, which are not made anew each time: fresh memory costs more than all the rest."""
-        matcher = self._opened()
-        matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+    def _fill_mask(self) -> None:
+        matcher, words = self._opened(), self._mask.words
+        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         _check(matcher)
-        if not self._words.any():
+        if not words.any():
             raise GrammarFailed("no token of the model continues what the grammar allows")
-        np.take(_BIASES, self._words.view(np.uint8), axis=0, out=self._biases, mode="clip")
+        self._mask.spread()
+
+    @functools.cached_property
+    def _mask(self) -> "_Mask":
+        """Made for the first token: many constraints may wait, and a mask is four bytes a token."""
+        return _Mask(self._vocabulary)
+
+
+class _Mask:
+    """Which tokens may come next: as `words` of 32 bits, and as the `bias` [V] that does it to logits.
+
+    The buffers are not made anew for each token: fresh memory costs more than all the rest.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self.words = np.empty((_padded(vocabulary) + 31) // 32, np.int32)
+        self._biases = np.empty((self.words.nbytes, 8), np.float32)
+        self.bias = torch.from_numpy(self._biases.reshape(-1)[:vocabulary])
+
+    def spread(self) -> None:
+        """Make the bias of the words."""
+        np.take(_BIASES, self.words.view(np.uint8), axis=0, out=self._biases, mode="clip")
 
 
 class _Tokens:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from worker.engine import device_errors
 from worker.engine.pooling import Pooling
 
 NO_LIMIT = 1 << 30
@@ -59,7 +60,7 @@ class ModelEncoder:
                 vectors: list[list[float]] = self._pooling(self._hidden(texts)).tolist()
                 return vectors
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not device_errors.is_out_of_memory(error):
                 raise
             line = str(error).split("\n")[0]
         gc.collect()  # outside of the handler, which holds the tensors of the batch
@@ -69,17 +70,8 @@ class ModelEncoder:
 
     def is_lost(self, error: Exception) -> bool:
         """See embedding.Encoder."""
-        return is_device_lost(error)
+        return device_errors.is_lost(error)
 
     def _hidden(self, texts: list[list[int]]) -> list[Tensor]:
         """Return the hidden states of each text's tokens that the pooling looks at."""
         raise NotImplementedError
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
-def is_device_lost(error: BaseException) -> bool:
-    """Tell whether a GPU is unusable for the rest of the process, as after an illegal memory access."""
-    return not is_out_of_memory(error) and isinstance(error, torch.AcceleratorError)

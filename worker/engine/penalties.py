@@ -25,7 +25,7 @@ class Adjustments:
         self._sampled = _Counts()
         self._seen = _Counts()
         if self._repetition != 1:
-            for token_id in prompt_ids:
+            for token_id in dict.fromkeys(prompt_ids):
                 self._seen.add(token_id)
         for token_id in token_ids:
             self.take(token_id)

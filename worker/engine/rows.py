@@ -1,15 +1,19 @@
 """One row of a batch: takes token after token and knows when it has ended, and with what text."""
 
+import functools
 import logging
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from worker.engine import grammar, logprobs, stop
+from worker.engine import device_errors, grammar, logprobs, stop
 from worker.engine.penalties import Adjustments
 from worker.engine.types import Completion, FinishReason, Row, Timings, TokenLogprobs
 
 log = logging.getLogger(__name__)
+# Positions of a prompt: float64 copies of their logits are taken.
+_SCORED_AT_ONCE = 256
+NOT_FINITE = "the model's logits are not finite numbers"
 
 
 class RowState:
@@ -32,17 +36,32 @@ class RowState:
         self.end_ids = frozenset(special.values()) | (frozenset() if wanted.ignore_eos else eos_ids)
         texts = tuple(text for text in wanted.stop if text not in special)
         self._matcher = stop.StopMatcher(self._decode, texts, wanted.min_tokens)
-        self.adjustments = Adjustments.of(wanted, row.request.prompt_ids, row.token_ids)
         self.logprobs: list[TokenLogprobs] = []
-        self.prompt_logprobs: list[TokenLogprobs | None] = [None] * len(row.request.prompt_ids)
+        scored = len(row.request.prompt_ids) if wanted.prompt_logprobs else 0
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None] * scored
         self.constraint: grammar.Constraint | None = None
         if wanted.grammar is not None:
             assert grammars is not None
-            self._constrain(grammars, wanted.grammar)
+            try:
+                self.constraint = grammars.open(wanted.grammar)
+            except Exception as error:  # the other rows are not to fail with it
+                self.failure = one_line(error)
 
-    def _constrain(self, grammars: grammar.Grammars, text: str) -> None:
+    @functools.cached_property
+    def adjustments(self) -> Adjustments | None:
+        """How its logits change. Made for the first token: they count the prompt, and many rows may wait."""
+        return Adjustments.of(self.row.request.sampling, self.row.request.prompt_ids, self.row.token_ids)
+
+    @property
+    def compiling(self) -> bool:
+        """Whether its grammar is being compiled: to choose its token now would be to wait for that."""
+        return self.constraint is not None and not self.constraint.compiled
+
+    def prepare(self) -> None:
+        """Start to compute what its first token may be, once the row is about to run."""
+        if self.constraint is None or self.failure is not None:
+            return
         try:
-            self.constraint = grammars.open(text)
             self.constraint.prepare()
         except Exception as error:  # the other rows are not to fail with it
             self.failure = one_line(error)
@@ -50,7 +69,7 @@ class RowState:
     @property
     def unscored(self) -> bool:
         """Whether log probabilities of its prompt are wanted and not known yet."""
-        return self.row.request.sampling.prompt_logprobs and None in self.prompt_logprobs[1:]
+        return None in self.prompt_logprobs[1:]
 
     @property
     def may_end(self) -> bool:
@@ -69,13 +88,22 @@ class RowState:
 
     def score_prompt(self, first: int, logits: Tensor) -> None:
         """Note the log probabilities of the prompt's tokens after position `first`, from the logits [n, V] of
-        it and the positions after it.
+        it and the positions after it. A failure is this row's alone.
         """
-        following = self.row.request.prompt_ids[first + 1 : first + 1 + len(logits)]
-        most = [self.row.request.sampling.logprobs or 0] * len(following)
-        self.prompt_logprobs[first + 1 : first + 1 + len(following)] = logprobs.of_tokens(
-            logits, following, most
-        )
+        try:
+            if not bool(logits.amax(-1).isfinite().all()):
+                self.failure = NOT_FINITE
+                return
+            for block in logits.split(_SCORED_AT_ONCE):
+                following = self.row.request.prompt_ids[first + 1 : first + 1 + len(block)]
+                most = [self.row.request.sampling.logprobs or 0] * len(following)
+                found = logprobs.of_tokens(block, following, most)
+                self.prompt_logprobs[first + 1 : first + 1 + len(found)] = found
+                first += len(found)
+        except Exception as error:  # whatever it is, the other rows go on
+            if device_errors.is_lost(error):
+                raise
+            self.failure = one_line(error)
 
     def take(self, token_id: int, now: float) -> Completion | None:
         """Take the next token; return the completion when it was the last one. Never raises: what goes wrong
@@ -90,7 +118,7 @@ class RowState:
             return self._completion("error", "", now, one_line(error))
 
     def _take(self, token_id: int, now: float) -> Completion | None:
-        row = self.row
+        row, adjustments = self.row, self.adjustments
         row.token_ids.append(token_id)
         if row.first_token is None:
             row.first_token = now
@@ -109,8 +137,8 @@ class RowState:
                 if before is None
                 else self._completion("stop", before, now)
             )
-        if self.adjustments is not None:
-            self.adjustments.take(token_id)
+        if adjustments is not None:
+            adjustments.take(token_id)
         if self.constraint is not None:
             self.constraint.prepare()
         return None

@@ -63,6 +63,8 @@ class Batch:
             pad_token_id=self._loaded.pad_id,
             use_cache=True,
         )
+        for state in self._states:
+            state.prepare()
         try:
             self._score_prompts()
             self._loaded.model.generate(

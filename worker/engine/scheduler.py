@@ -89,13 +89,17 @@ class Scheduler:
         nodes: list[prefix.Node] = []
         misfit = None
         startable = self._startable(due=not hold_back or self._due_in() <= 0)
-        while len(started) < startable and self._may_join(self.waiting[0]):
-            missing = self.admission.try_admit(self.waiting[0], self.running)
-            if missing is None:
-                misfit = None if self.running else self.waiting[0]
+        while len(started) < startable:
+            sequence = self._next()
+            if sequence is None or not self._may_join(sequence):
                 break
-            sequence = self.waiting.pop(0)
+            missing = self.admission.try_admit(sequence, self.running)
+            if missing is None:
+                misfit = None if self.running else sequence
+                break
+            self.waiting.remove(sequence)
             self.running.append(sequence)
+            sequence.state.prepare()
             started.append(sequence)
             nodes += missing
         self._nodes += nodes
@@ -111,6 +115,11 @@ class Scheduler:
                 self.running.remove(sequence)
                 self.admission.release(sequence)
         return misfit
+
+    def _next(self) -> Sequence | None:
+        """Return who starts next: nobody whose grammar is being compiled while others would wait for it."""
+        ready = (sequence for sequence in self.waiting if not sequence.state.compiling)
+        return next(ready, None if self.running else self.waiting[0])
 
     def next_batch(self) -> Batch | None:
         """Choose what the next step computes; None when nothing can be."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.engine import architectures
+from tests.unit.engine import architectures, exactness
 from tests.unit.engine.conftest import request
 from tests.unit.engine.test_scheduler import distinct_tokens
 from worker.engine import Completion, EngineConfig, Request, attention, guards, loader
@@ -82,3 +82,32 @@ def test_a_layer_that_only_looks_like_the_fused_one_keeps_its_own_code() -> None
 
 def test_backends_are_named() -> None:
     assert set(attention.BACKENDS) == {"dense", "reference"}
+
+
+@pytest.mark.parametrize("expected", [1, 400])
+def test_a_request_that_memory_cannot_hold_fails_alone(open_subject: exactness.Open, expected: int) -> None:
+    """Whether that shows at once or when it has run a while, and been preempted."""
+    engine = exactness.Schedule(memory_tokens=96, expected=expected).open(open_subject("llama"))
+    prompt = list(range(40 if expected == 1 else 100))
+    asked = [request("long", prompt, max_tokens=200, ignore_eos=True), request("b", [1, 2], max_tokens=3)]
+    times = 0
+
+    def failing_once(ids: list[str]) -> tuple[str, ...]:
+        nonlocal times
+        times += 1
+        if times == 1:
+            raise OSError("the ledger is away")
+        return ()
+
+    engine.on_admit = failing_once
+    engine.add(asked)
+    with pytest.raises(OSError, match="away"):
+        engine.step()
+    done = {c.id: c for c in engine.generate([])}
+    assert sorted(done) == ["b", "long"]
+    assert "does not fit into the memory" in (done["long"].error or "")
+    assert done["b"].error is None
+    assert bool(done["long"].token_ids) == (expected == 1)
+    assert not engine.has_work
+    engine.forget_prefixes()
+    assert engine.stats.kv_bytes_in_use == 0

@@ -1,5 +1,6 @@
 """Every parameter of a request, in one mixed batch, against what it plainly means: exactly in float64."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,8 +11,19 @@ from hypothesis import strategies as st
 
 from tests.unit.engine import architectures, exactness, plain
 from tests.unit.engine.conftest import request
-from worker.engine import Completion, EngineConfig, Request, Sampling, TokenLogprobs, loader, seeds
+from worker.engine import (
+    Completion,
+    EngineConfig,
+    Request,
+    Sampling,
+    TokenLogprobs,
+    grammar,
+    loader,
+    sampling,
+    seeds,
+)
 from worker.engine.fallback import FallbackEngine
+from worker.engine.fast import FastEngine
 
 END = 17
 _MOST_TOKENS = 8
@@ -40,8 +52,8 @@ _samplings = st.builds(
 def _requests(draw: st.DrawFn) -> list[Request]:
     """Draw requests of which some share a prompt."""
     made = []
-    for i, sampling in enumerate(draw(st.lists(_samplings, min_size=1, max_size=6))):
-        wanted = replace(sampling, prompt_logprobs=sampling.prompt_logprobs and sampling.logprobs is not None)
+    for i, each in enumerate(draw(st.lists(_samplings, min_size=1, max_size=6))):
+        wanted = replace(each, prompt_logprobs=each.prompt_logprobs and each.logprobs is not None)
         length = draw(st.sampled_from((1, 12, 20)))
         made.append(Request(str(i), [*_PROMPT[:length], i % 2], wanted))
     return made
@@ -173,3 +185,60 @@ def test_a_lost_request_runs_none_of_its_choices(open_subject: exactness.Open) -
     )
     assert [c.id for c in done] == ["b"]
     assert sorted(id for ids in asked for id in ids) == ["a", "b"]
+
+
+def test_nobody_waits_for_a_grammar_of_another(
+    open_subject: exactness.Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = threading.Event()
+    compile = grammar.Grammars._compile
+
+    def slowly(self: grammar.Grammars, text: str) -> Any:
+        compiled.wait(60)
+        return compile(self, text)
+
+    monkeypatch.setattr(grammar.Grammars, "_compile", slowly)
+    engine = open_subject("llama").engine()
+    text = '%llguidance {"no_forcing": true}\nstart: "yes"\n'
+    engine.add([request("a", _PROMPT, grammar=text, n=2, temperature=1.0), request("b", _PROMPT)])
+    done = []
+    while not done:
+        done += engine.step()
+    engine.add([request("c", [*_PROMPT, 1], ignore_eos=True)])
+    engine.step()
+    assert ([c.id for c in done], engine.waiting) == (["b"], {"a"})
+    compiled.set()
+    while engine.has_work:
+        done += engine.step()
+    assert [(c.id, c.error) for c in done if c.id != "a"] == [("b", None), ("c", None)]
+    assert [choice.text for c in done if c.id == "a" for choice in c.choices] == ["yes", "yes"]
+
+
+def test_an_engine_takes_its_threads_along(tiny_loaded: loader.Loaded) -> None:
+    before = set(threading.enumerate())
+    text = '%llguidance {"no_forcing": true}\nstart: "yes"\n'
+    for open_engine in (FastEngine.over, FallbackEngine):
+        loaded = loader.wrap(architectures.build("llama"), tiny_loaded.tokenizer)
+        engine = open_engine(loaded, EngineConfig())
+        [done] = engine.generate([request("a", _PROMPT, grammar=text)])
+        assert done.text == "yes"
+        engine.close()
+        assert set(threading.enumerate()) <= before
+
+
+def test_a_choice_that_fails_leaves_no_memory_to_the_others(
+    open_subject: exactness.Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = sampling.draw
+
+    def raising(logits: Any, parameters: sampling.Parameters, positions: list[int]) -> Any:
+        if seeds.seed_of_choice(7, 2) in parameters.seeds and max(positions) >= 2:
+            raise ZeroDivisionError("a fault of the sampler")
+        return draw(logits, parameters, positions)
+
+    monkeypatch.setattr(sampling, "draw", raising)
+    engine = open_subject("llama").engine()
+    [failed] = engine.generate([request("a", _PROMPT, n=4, temperature=1.0, seed=7, ignore_eos=True)])
+    assert failed.error is not None
+    engine.forget_prefixes()
+    assert engine.stats.kv_bytes_in_use == 0

@@ -3,6 +3,8 @@
 import functools
 import itertools
 import json
+import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -319,7 +321,7 @@ def test_what_a_gpu_does_with_a_mask_is_what_a_cpu_does(opened: Grammars) -> Non
     by_bias = torch.randn(VOCABULARY)
     by_bits = by_bias.clone()
     constraint.restrict(by_bias)
-    fill(by_bits, torch.from_numpy(constraint._words))
+    fill(by_bits, torch.from_numpy(constraint._mask.words))
     assert torch.equal(by_bias, by_bits)
     assert torch.isfinite(by_bits).any()
 
@@ -408,3 +410,48 @@ def test_preparing_returns_before_the_grammar_is_compiled(tokenizer: Any) -> Non
     assert not constraint._compiled.done()  # the vocabulary alone takes a tenth of a second
     constraint.restrict(torch.zeros(VOCABULARY))
     fresh.close()
+
+
+def test_a_constraint_is_forgotten_though_its_grammar_is_remembered(tokenizer: Any) -> None:
+    fresh = Grammars(tokenizer, VOCABULARY, ENDS)
+    constraint = fresh.open(schema_grammar({"type": "integer"}))
+    constraint.prepare()
+    assert not constraint.compiled
+    constraint.restrict(torch.zeros(VOCABULARY))
+    kept = weakref.ref(constraint)
+    del constraint
+    fresh.close()  # its threads may hold it a moment longer than its mask takes
+    assert fresh._compiled
+    assert kept() is None
+
+
+def test_a_constraint_that_waits_holds_no_masks(opened: Grammars) -> None:
+    constraint = opened.open(schema_grammar({"type": "integer"}))
+    assert constraint._compiled.result() is not None
+    assert "_mask" not in vars(constraint)
+
+
+def test_closing_wakes_who_waits_for_a_mask(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    compile = Grammars._compile
+
+    def slowly(self: Grammars, text: str) -> Any:
+        begun.set()
+        go_on.wait(60)
+        return compile(self, text)
+
+    monkeypatch.setattr(Grammars, "_compile", slowly)
+    fresh = Grammars(tokenizer, VOCABULARY, ENDS)
+    constraints = [fresh.open(schema_grammar({"maximum": i, "type": "integer"})) for i in range(3)]
+    for constraint in constraints:
+        constraint.prepare()
+    assert begun.wait(60)
+    closing = threading.Thread(target=fresh.close)
+    closing.start()
+    for constraint in constraints[1:]:
+        with pytest.raises(GrammarFailed, match="Cancelled"):
+            constraint.restrict(torch.zeros(VOCABULARY))
+    go_on.set()
+    constraints[0].restrict(torch.zeros(VOCABULARY))
+    closing.join(60)
+    assert not closing.is_alive()

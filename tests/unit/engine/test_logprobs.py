@@ -81,3 +81,11 @@ def test_a_token_outside_of_the_vocabulary_is_refused() -> None:
     for token in (-1, 10):
         with pytest.raises((IndexError, RuntimeError), match=r"ind|chosen"):
             logprobs.logprobs(torch.zeros(1, 10), torch.tensor([token]), 1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("size", [10, 259, 20_000])
+def test_logits_that_are_no_numbers_crash_nothing(size: int, value: float) -> None:
+    for logits in (torch.full((3, size), value), torch.randn(3, size).index_fill(1, torch.tensor(5), value)):
+        _, top, _ = logprobs.logprobs(logits, torch.tensor([1, 2, 3]), 20)
+        assert bool(((top >= 0) & (top < size)).all())

@@ -29,8 +29,14 @@ void logprobs(const Logprobs<T>& l, int64_t r, RowScratch<T>& scratch) {
   std::copy(found.values, found.values + found.count, some);
   collect(x, l.size, of_block, last_needed<T>(some, nullptr, found.count, double(l.most)), found);
   const auto sooner = [x](int32_t a, int32_t b) { return x[a] != x[b] ? x[a] > x[b] : a < b; };
-  std::partial_sort(found.ids, found.ids + l.most, found.ids + found.count, sooner);
-  for (int64_t i = 0; i < l.most; i++) {
+  // Where there are NaN, fewer are found than there are tokens; what is left out then is token 0 with a NaN.
+  const int64_t some_found = std::min(l.most, found.count);
+  std::partial_sort(found.ids, found.ids + some_found, found.ids + found.count, sooner);
+  for (int64_t i = some_found; i < l.most; i++) {
+    l.top[r * l.most + i] = 0;
+    l.of_top[r * l.most + i] = std::numeric_limits<double>::quiet_NaN();
+  }
+  for (int64_t i = 0; i < some_found; i++) {
     l.top[r * l.most + i] = found.ids[i];
     l.of_top[r * l.most + i] = x[found.ids[i]] - high - log_total;
   }
