@@ -1,8 +1,8 @@
 """The body of a chat completion."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import FailFast, Field, field_validator, model_validator
 
 from jobs import body_tools
 from jobs.body import refuse
@@ -24,7 +24,7 @@ class ChatBody(GenerationBody):
 
     PROMPT = "messages"
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, gt=0)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
