@@ -6,6 +6,7 @@ the stack (thousands of references after each other). None of that may reach who
 
 import atexit
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -25,6 +26,8 @@ _TOO_LARGE = "it is too large, or its references go too deep"
 _FAULTS = {-signal.SIGPROF: TOO_SLOW} | dict.fromkeys(
     (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL), _TOO_LARGE
 )
+
+_SHOWN = re.compile(r"\n +\d+ \| ")
 
 
 class Compiler:
@@ -103,7 +106,7 @@ def _compile(text: str, tokenizer: Any) -> str | None:
     if not matcher.is_error():
         return None
     # After the reason the library shows where in the grammar it is.
-    reason = matcher.get_error().split("failed to compile JSON schema: ")[-1].split("\n   1 | ")[0]
+    reason = _SHOWN.split(matcher.get_error().split("failed to compile JSON schema: ")[-1])[0]
     if reason.startswith("oneOf"):  # it would have us set an option
         return "oneOf is supported where no two of its schemas can hold at once"
     return " ".join(reason.split()).rstrip(".")[:500]

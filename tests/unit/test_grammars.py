@@ -59,6 +59,13 @@ def test_a_schema_that_cannot_be_held_is_refused_with_the_reason(name: str) -> N
         assert raised.value.param == "response_format"
 
 
+@pytest.mark.parametrize("reasoning", [None, "open", "closed"])
+def test_a_reason_shows_nothing_of_the_grammar(reasoning: str | None) -> None:
+    with pytest.raises(errors.ParameterRefused) as raised:
+        build(of_schema({"properties": {"a": {"type": "dict"}}}), choice="none", reasoning=reasoning)
+    assert str(raised.value) == "The schema cannot be used: Invalid type: dict."
+
+
 @pytest.mark.parametrize("format", ["hermes", "llama"])
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "bad"}}])
 def test_the_tool_whose_parameters_are_refused_is_named(choice: Any, format: str) -> None:
