@@ -100,7 +100,8 @@ class ChatBody(GenerationBody):
         last = self.messages[-1]
         if self.add_generation_prompt:
             refuse("add_generation_prompt", True, "not together with continue_final_message")
-        if last.role != "assistant" or not last.content or last.tool_calls:
+        # Of a message of blanks alone, templates that trim leave nothing to go on with.
+        if last.role != "assistant" or not (last.content or "").strip() or last.tool_calls:
             refuse("continue_final_message", True, "the last message must be an assistant's, of text alone")
 
     def _tool_names(self) -> list[str]:

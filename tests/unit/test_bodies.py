@@ -362,6 +362,8 @@ def test_a_message_is_continued_only_where_that_can_be(body: dict[str, Any]) -> 
     assert _chat(messages=said, continue_final_message=True, add_generation_prompt=False)
     called = {"role": "assistant", "content": "x", "tool_calls": CALLS}
     assert _refused(messages=[*HELLO, called], continue_final_message=True).param
+    blank = {"role": "assistant", "content": " \n"}
+    assert _refused(messages=[*HELLO, blank], continue_final_message=True).param == "continue_final_message"
 
 
 @pytest.mark.parametrize("form", [{"response_format": {"type": "json_object"}}, {"tools": [TOOL]}])
