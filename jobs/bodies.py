@@ -44,24 +44,26 @@ def read(endpoint: str, body: dict[str, Any]) -> Body:
     if not _REFUSED_NAMES.isdisjoint(present):
         name = next(name for name in present if name in REFUSED)
         raise _refusal(f"{name} is not supported: {REFUSED[name]}.", name, "unsupported_parameter")
+    known = BODIES[endpoint].model_fields
+    # Here, and not by pydantic, which would gather an error for each of a million names.
+    for name in present:
+        if name not in known:
+            raise _unknown(endpoint, values.short(name).strip('"'))
     try:
         return BODIES[endpoint].model_validate(present)
     except ValidationError as error:
-        raise _refused(endpoint, error) from None
+        raise _refused(error) from None
 
 
-def _refused(endpoint: str, error: ValidationError) -> errors.ParameterRefused:
-    found = error.errors(include_url=False)
-    # A name that is not known says more than one that is missing for its sake.
-    first = next((fault for fault in found if fault["type"] == "extra_forbidden"), found[0])
-    if first["type"] == "extra_forbidden":
-        return _unknown(endpoint, values.short(first["loc"][0]).strip('"'))
+def _refused(error: ValidationError) -> errors.ParameterRefused:
+    first = error.errors(include_url=False)[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.80}" for part in first["loc"])
-    param = path.removeprefix(".") + first.get("ctx", {}).get("at", "")
+    at = first.get("ctx", {}).get("at", "")
+    param = path.removeprefix(".") + at
     if first["type"] == "missing":
         return _refusal(f"Missing required parameter: {param!r}.", param, "missing_required_parameter")
-    message = f"{param}={values.short(first['input'])}: {first['msg']}."
-    return errors.ParameterRefused(message, param=param)
+    given = "" if at else f"={values.short(first['input'])}"  # of a place inside, the input is the whole
+    return errors.ParameterRefused(f"{param}{given}: {first['msg']}.", param=param)
 
 
 def _unknown(endpoint: str, name: str) -> errors.ParameterRefused:

@@ -1,8 +1,8 @@
 """The body of a chat completion."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import FailFast, Field, field_validator, model_validator
 
 from jobs import body_tools
 from jobs.body import refuse
@@ -24,7 +24,7 @@ class ChatBody(GenerationBody):
 
     PROMPT = "messages"
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, gt=0)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
@@ -100,7 +100,8 @@ class ChatBody(GenerationBody):
         last = self.messages[-1]
         if self.add_generation_prompt:
             refuse("add_generation_prompt", True, "not together with continue_final_message")
-        if last.role != "assistant" or not last.content or last.tool_calls:
+        # Of a message of blanks alone, templates that trim leave nothing to go on with.
+        if last.role != "assistant" or not (last.content or "").strip() or last.tool_calls:
             refuse("continue_final_message", True, "the last message must be an assistant's, of text alone")
 
     def _tool_names(self) -> list[str]:

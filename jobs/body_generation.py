@@ -50,6 +50,14 @@ class GenerationBody(Body):
             raise wrong(f"at most 4 stop strings, not {len(stops)}")
         return stops
 
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _strings(cls, value: Any) -> Any:
+        for name, text in value.items() if isinstance(value, dict) else ():
+            if not isinstance(text, str):
+                raise wrong("it must be a string", f".{name:.80}")
+        return value
+
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _biases(cls, value: Any) -> list[tuple[int, float]]:

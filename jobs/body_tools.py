@@ -15,6 +15,8 @@ MOST_TOOLS = 128
 CHOICES = ("none", "auto", "required")
 _SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _REMEMBERED = 64
+_MOST_BYTES = 256 * 1024
+"""Of a value that is remembered: a file of long ones must not stay in memory."""
 
 
 def _once(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -28,11 +30,8 @@ def _once(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return check(orjson.loads(data))
 
     def checked(value: Any) -> Any:
-        try:
-            data = orjson.dumps(value)
-        except TypeError:  # a number beyond 64 bits, which only Python's json reads
-            return check(value)
-        return remembered(data)
+        data = orjson.dumps(value)
+        return remembered(data) if len(data) <= _MOST_BYTES else check(value)
 
     return checked
 

@@ -11,13 +11,14 @@ MAX_CUSTOM_ID = 512
 
 @dataclass(frozen=True)
 class InputLine:
-    """One well-formed request line. `refusal` is set when the request alone is at fault."""
+    """One well-formed request line. `refusal` is set when the request alone is at fault, by this `param`."""
 
     number: int
     custom_id: str
     model: str
     body: dict[str, Any]
     refusal: str | None = None
+    param: str | None = None
 
 
 class LineRefused(Exception):
@@ -52,8 +53,12 @@ def check(line: lines.Line, record: JobRecord, max_line_bytes: int) -> InputLine
     model = body.get("model")
     if not isinstance(model, str) or not model:
         _refuse_missing(line.number, "body.model", "a model name", model)
-    refusal = f"The request cannot be run. {fault}" if fault else None
-    return InputLine(line.number, custom_id, model, body, refusal)
+    if fault is None:
+        return InputLine(line.number, custom_id, model, body)
+    # As deep as it lies in the line.
+    faulty = (name for name, member in body.items() if lines.fault({"body": {name: member}}))
+    param = next(faulty, "body").encode(errors="replace").decode()[:80]
+    return InputLine(line.number, custom_id, model, body, f"The request cannot be run. {fault}", param)
 
 
 def _custom_id(number: int, value: dict[str, Any]) -> str:

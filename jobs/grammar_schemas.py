@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
+from urllib.parse import unquote
 
 # What a grammar enforces. In JSON Schema 2020-12 a format is an annotation, so that any other is dropped.
 FORMATS = frozenset(
@@ -18,9 +19,12 @@ DEEPEST = 60
 LARGEST_FACTOR = 10_000
 """Of `multipleOf`, as an integer without its power of ten: an automaton has as many states."""
 
+
 _MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _LISTS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
 _SINGLES = frozenset(("items", "additionalItems", "additionalProperties"))
+_LEAST, _MOST = 1e-15, 2**63 - 1
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "enum")
 # Validation keywords of any draft that a grammar does not hold. The library refuses some and ignores others.
 _REFUSED = frozenset(
     (
@@ -108,9 +112,16 @@ def _check(schema: dict[str, Any], place: _Place) -> None:
     required = schema.get("required", [])
     if not (isinstance(required, list) and all(isinstance(name, str) for name in required)):
         raise place.unfit("'required' must be a list of names")
-    for name, most in (("properties", MOST_PROPERTIES), ("patternProperties", MOST_PATTERNS)):
-        if isinstance(schema.get(name), dict) and len(schema[name]) > most:
+    for name, most in (
+        ("properties", MOST_PROPERTIES),
+        ("required", MOST_PROPERTIES),
+        ("patternProperties", MOST_PATTERNS),
+    ):
+        if isinstance(schema.get(name), dict | list) and len(schema[name]) > most:
             raise place.unfit(f"{name!r} has {len(schema[name])} entries, more than {most}")
+    for name in _NUMBERS:
+        if not _exact(schema.get(name)):
+            raise place.unfit(f"{name!r} has a number of more digits than a grammar holds")
     fewest = schema.get("minProperties", 0)
     # Keys beyond the named ones may repeat, so that only one of them is known to count.
     if isinstance(fewest, int | float) and fewest > len(required) + 1:
@@ -133,8 +144,42 @@ def _reference(value: Any, place: _Place) -> str:
     """Return a $ref within the schema as one within the schema that it becomes a part of."""
     if not isinstance(value, str):
         raise place.unfit(f"'$ref' must be a string, not {_kind(value)}")
+    if not _leads_to_a_schema(value):
+        raise place.unfit(f"'$ref' must lead to a schema, not to {value!r:.100}")
     local = value == "#" or value.startswith("#/")
     return f"#{place.root}{value[1:]}" if local and place.root else value
+
+
+def _leads_to_a_schema(reference: str) -> bool:
+    """Tell whether a reference, if it has a path, goes by keywords: what else is there was not looked at."""
+    _, _, path = unquote(reference).partition("#/")
+    keyword = ""
+    names = iter(path.split("/") if path else ())
+    for name in names:
+        if keyword == "items" and name.isdecimal():
+            continue
+        keyword = name
+        if name in _MAPS or name in _LISTS:
+            if next(names, None) is None:
+                return False
+        elif name not in _SINGLES:
+            return False
+    return True
+
+
+def _exact(value: Any) -> bool:
+    """Tell whether a grammar holds all numbers of a value: integers of 64 bits, floats of 15 digits."""
+    if isinstance(value, dict):
+        return all(map(_exact, value.values()))
+    if isinstance(value, list):
+        return all(map(_exact, value))
+    if isinstance(value, float):
+        written = f"{value:.15g}"
+        if value.is_integer():
+            return Decimal(written) == Decimal(value)
+        return float(written) == value and abs(value) >= _LEAST
+    # Beyond 53 bits it may be rounded, and the largest of 64 bits is what comes of rounding up.
+    return not isinstance(value, int) or value == _MOST or (int(float(value)) == value and abs(value) < _MOST)
 
 
 def _factor(value: Any) -> float:

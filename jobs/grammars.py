@@ -1,17 +1,15 @@
 """What an output must look like, as a grammar made of response_format and tools."""
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import orjson
 
-from jobs import errors, grammar_rules, grammar_schemas
+from jobs import errors, grammar_compiler, grammar_rules, grammar_schemas
 
 MOST_BYTES = 512 * 1024
 """A longer grammar is refused: it goes with every request of the job."""
-LEXER_FUEL = 300_000
-"""What the expressions of a grammar may cost when it is compiled: some seconds at the very worst."""
 
 _FORMATS = {"hermes": grammar_rules.hermes, "llama": grammar_rules.llama}
 
@@ -29,15 +27,15 @@ def build(
     `tool_choice` is none, auto, required or a named function, which is called once; `tool_format` (hermes,
     llama) how the model writes calls; `reasoning` (closed, open) as in `grammar_rules.start`; `parallel`
     whether there may be more than one call. Raises errors.ParameterRefused, with the place and the reason,
-    for a schema that cannot be compiled. What was asked before is remembered.
+    for a schema that cannot be compiled. What was asked before is remembered, unless it is very long.
     """
     if not tools:
         tool_choice = "none"
     if tool_choice == "none" and not _is_json(response_format):
         return None
-    wanted = [response_format, tools, tool_choice, tool_format, reasoning, parallel]
     # Keys stay as they are: the order of properties is the order in which the model writes them.
-    outcome = _built(orjson.dumps(wanted))
+    wanted = orjson.dumps([response_format, tools, tool_choice, tool_format, reasoning, parallel])
+    outcome = _built(wanted) if len(wanted) <= MOST_BYTES else _built.__wrapped__(wanted)
     if isinstance(outcome, _Refused):
         raise errors.ParameterRefused(outcome.message, param=outcome.param)
     return outcome
@@ -145,38 +143,19 @@ def _fitted(schema: Any, root: str, param: str) -> dict[str, Any]:
 
 
 def _checked(rules: dict[str, str], parts: list[_Part]) -> str | _Refused:
-    """Compile the grammar without a model's tokenizer; when it fails, find out which schema it is."""
+    """See that the grammar compiles; when it does not, find out which schema it is."""
     text = grammar_rules.grammar(rules | {p.name: grammar_rules.document(p.schema) for p in parts})
     params = parts[0].param if len(parts) == 1 else parts[0].param.split("[")[0]
     if len(text) > MOST_BYTES:
         return _Refused(f"The schemas make a grammar of more than {MOST_BYTES} bytes.", params)
-    reason = _reason(text)
+    reason = grammar_compiler.reason(text)
     if reason is None:
         return text
-    for part in parts:
-        if found := _reason(grammar_rules.grammar({"start": grammar_rules.document(part.schema)})):
+    if len(parts) == 1:
+        return _Refused(f"The schema cannot be used: {reason}.", params)
+    # Parts of what took too long may take as long each.
+    for part in parts if reason != grammar_compiler.TOO_SLOW else ():
+        alone = grammar_rules.grammar({"start": grammar_rules.document(part.schema)})
+        if found := grammar_compiler.reason(alone):
             return _Refused(f"The schema cannot be used: {found}.", part.param)
     return _Refused(f"The schemas cannot be used together: {reason}.", params)
-
-
-def _reason(text: str) -> str | None:
-    """Return in one line why a grammar does not compile, or None."""
-    import llguidance
-
-    limits = llguidance.LLParserLimits(initial_lexer_fuel=LEXER_FUEL, verbose_errors=False)
-    matcher = llguidance.LLMatcher(_bytes(), text, log_level=0, limits=limits)
-    if not matcher.is_error():
-        return None
-    # After the reason the library shows where in the grammar it is.
-    reason = matcher.get_error().split("failed to compile JSON schema: ")[-1].split("\n   1 | ")[0]
-    if reason.startswith("oneOf"):  # it would have us set an option
-        return "oneOf is supported where no two of its schemas can hold at once"
-    return " ".join(reason.split()).rstrip(".")[:500]
-
-
-@cache
-def _bytes() -> Any:
-    """Return a tokenizer with a token for each byte."""
-    import llguidance
-
-    return llguidance.LLTokenizer("byte")

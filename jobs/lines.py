@@ -1,6 +1,7 @@
 """Read a batch input file: lines end at \\n alone, are counted from 1, and are never held beyond a limit."""
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
@@ -54,25 +55,42 @@ def parse(data: bytes) -> Parsed:
         return _parse_leniently(data, f"{error.msg} at column {error.colno}")
     # Counting brackets is much cheaper than walking the value, and nearly always enough.
     brackets = data.count(b"[") + data.count(b"{")
-    if brackets > MOST_LEVELS and values.too_deep(value, MOST_LEVELS):
-        return Parsed(value, f"It nests more than {MOST_LEVELS} levels deep.")
-    return Parsed(value)
+    return Parsed(value, _depth_fault(value) if brackets > MOST_LEVELS else None)
+
+
+def fault(value: Any) -> str | None:
+    """Return why no request can be made of a JSON value, None if it can."""
+    if deep := _depth_fault(value):
+        return deep
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return "It holds half a surrogate pair (\\ud800..\\udfff), which is no text."
+    except ValueError:
+        return "It holds a number beyond the range of 64-bit floats."
+    return None
+
+
+def _depth_fault(value: Any) -> str | None:
+    deep = values.too_deep(value, MOST_LEVELS)
+    return f"It nests more than {MOST_LEVELS} levels deep." if deep else None
 
 
 def _parse_leniently(data: bytes, reason: str) -> Parsed:
     """Parse what orjson refuses though it is JSON, such as half a surrogate pair, which is no text."""
     try:
-        value = json.loads(data.decode(), parse_constant=_refuse_constant)
-        if values.too_deep(value, MOST_LEVELS):
-            return Parsed(value, f"It nests more than {MOST_LEVELS} levels deep.")
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return Parsed(value, "It holds half a surrogate pair (\\ud800..\\udfff), which is no text.")
+        value = json.loads(data.decode(), parse_constant=_refuse_constant, parse_int=_number)
+        return Parsed(value, fault(value))
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start + 1} is not UTF-8") from None
     except (ValueError, RecursionError):
         raise ValueError(reason) from None
-    return Parsed(value)
+
+
+def _number(digits: str) -> int | float:
+    """Return an integer, or a float where 64 bits do not hold it, as orjson does."""
+    number = int(digits) if len(digits) <= len(str(-(2**63))) else math.inf
+    return number if -(2**63) <= number < 2**64 else float(digits)
 
 
 def _refuse_constant(name: str) -> Any:

@@ -164,16 +164,12 @@ class Planner:
         for row, line in batch:
             try:
                 if line.refusal:
-                    raise errors.ParameterRefused(line.refusal, param=self._prompt)
+                    raise errors.ParameterRefused(line.refusal, param=line.param)
                 body = bodies.read(self.record.endpoint, line.body)
                 good.append(prepare(row, line.custom_id, body, tokenizer))
             except errors.ParameterRefused as error:
                 refused.append(results.refused(self.record.id, row, line.custom_id, error))
         return good, refused
-
-    @property
-    def _prompt(self) -> str:
-        return bodies.BODIES[self.record.endpoint].PROMPT
 
     def _admit(
         self, window: Window, good: list[Prepared | PreparedInputs], encoded: list[Any], tokenizer: Tokenizer

@@ -85,16 +85,16 @@ def _known_to(template: ChatTemplate, body: ChatBody) -> None:
     if body.offered and template.tool_format is None:
         reason = "this model's chat template has no format of tool calls that Longhaul knows"
         refuse("tools", body.offered, reason)
-    if body.offered and not template.mentions("tools"):
+    if body.offered and not template.takes("tools"):
         refuse("tools", body.offered, "this model's chat template does not show tools")
     if body.reasoning_effort is not None:
-        if not template.mentions("reasoning_effort"):
+        if not template.takes("reasoning_effort"):
             reason = "this model's chat template has no variable reasoning_effort"
             refuse("reasoning_effort", body.reasoning_effort, reason)
         if body.chat_template_kwargs.get("reasoning_effort", body.reasoning_effort) != body.reasoning_effort:
             refuse("reasoning_effort", body.reasoning_effort, "chat_template_kwargs has another")
     for name, value in body.chat_template_kwargs.items():
-        if not template.mentions(name):
+        if not template.takes(name):
             reason = "this model's chat template has no such variable"
             refuse(f"chat_template_kwargs.{name:.80}", value, reason)
     for index, message in enumerate(body.messages):

@@ -13,10 +13,13 @@ ToolFormat = Literal["hermes", "llama"]
 Reasoning = Literal["open", "closed"]
 _OPEN, _CLOSE = "<think>", "</think>"
 _MOST_CHARACTERS = 300
+_LONGEST_NAME = 200
 # Llama 3.x: its own mark, or the instruction and the rendering of calls as {"name": ..., "parameters": ...}.
 _LLAMA = re.compile(r'<\|python_tag\|>|\{"name": .{0,80}"parameters": ', re.DOTALL)
 # Others that say <tool_call> too: Qwen3-Coder and GLM put XML into it.
 _NOT_HERMES = re.compile(r"<function=|<arg_key>")
+_GIVEN = {"raise_exception", "strftime_now"}
+"""What transformers gives to each template."""
 _PROBE = "longhaul_probe"
 _PROBE_ID = "123456789"
 """Mistral's templates take no other length."""
@@ -28,7 +31,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, tool_format: str = "auto", reasoning: str = "auto") -> None:
         self._tokenizer = tokenizer
         self._tool_format, self._reasoning = tool_format, reasoning
-        self.mentions = lru_cache(256)(self._mentions)
+        self._names = lru_cache(256)(self._named)
 
     @cached_property
     def text(self) -> str:
@@ -43,7 +46,7 @@ class ChatTemplate:
         """The format in which the template wants calls; None: there are no tools, or in no format we know."""
         if self._tool_format != "auto":
             return None if self._tool_format == "none" else self._tool_format  # type: ignore[return-value]
-        if not self.mentions("tools"):
+        if not self.takes("tools"):
             return None
         if "<tool_call>" in self.text and not _NOT_HERMES.search(self.text):
             return "hermes"
@@ -54,8 +57,27 @@ class ChatTemplate:
         """Whether the model reasons between <think> and </think> before it answers."""
         return self._reasoning == "think" or (self._reasoning == "auto" and _CLOSE in self.text)
 
-    def _mentions(self, name: str) -> bool:
-        """Tell whether the template names a variable or field."""
+    def mentions(self, name: str) -> bool:
+        """Tell whether the template names a field of a message."""
+        return len(name) <= _LONGEST_NAME and self._names(name)
+
+    def takes(self, name: str) -> bool:
+        """Tell whether the template has a variable that a request can set, not one that it sets itself."""
+        return name in self._variables if self._variables is not None else self.mentions(name)
+
+    @cached_property
+    def _variables(self) -> frozenset[str] | None:
+        """The template's variables; None: it has statements that Jinja alone does not know."""
+        import jinja2.meta
+
+        environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+        try:
+            found = jinja2.meta.find_undeclared_variables(environment.parse(self.text))
+        except jinja2.TemplateSyntaxError:
+            return None
+        return frozenset(found) - _GIVEN
+
+    def _named(self, name: str) -> bool:
         return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", self.text) is not None
 
     def reasoning(self, rendered: str, continued: str | None = None) -> Reasoning | None:

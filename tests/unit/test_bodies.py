@@ -1,4 +1,5 @@
 import inspect
+import tracemalloc
 from typing import Any
 
 import orjson
@@ -361,6 +362,8 @@ def test_a_message_is_continued_only_where_that_can_be(body: dict[str, Any]) -> 
     assert _chat(messages=said, continue_final_message=True, add_generation_prompt=False)
     called = {"role": "assistant", "content": "x", "tool_calls": CALLS}
     assert _refused(messages=[*HELLO, called], continue_final_message=True).param
+    blank = {"role": "assistant", "content": " \n"}
+    assert _refused(messages=[*HELLO, blank], continue_final_message=True).param == "continue_final_message"
 
 
 @pytest.mark.parametrize("form", [{"response_format": {"type": "json_object"}}, {"tools": [TOOL]}])
@@ -408,3 +411,30 @@ def test_a_refusal_of_a_deep_value_does_not_end_the_stack() -> None:
     deep = orjson.loads(b"[" * 1000 + b"]" * 1000)
     for name in ("n", "max_tokens", "messages", "stop", "foo"):
         assert (_refused(**{name: deep}).param or "").startswith(name)
+
+
+MANY = 200_000
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": [1] * MANY}, "messages[0]"),
+        ({"messages": [{}] * MANY}, "messages[0].role"),
+        ({str(number): 1 for number in range(MANY)}, "0"),
+        ({"metadata": {str(number): 1 for number in range(MANY)}}, "metadata.0"),
+    ],
+    ids=["numbers", "empty messages", "unknown names", "metadata"],
+)
+def test_of_very_many_errors_only_the_first_is_made(body: dict[str, Any], param: str) -> None:
+    tracemalloc.start()
+    error = _refused(**body)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert error.param == param
+    assert most < 400 * MANY
+
+
+def test_the_whole_is_not_shown_for_a_place_inside() -> None:
+    error = _refused(EMBED, input=["a", 1])
+    assert (error.param, str(error)) == ("input[1]", "input[1]: it must be a string.")

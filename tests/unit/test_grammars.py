@@ -5,9 +5,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import llguidance
 import pytest
 
-from jobs import errors, grammar_schemas, grammars
+from jobs import errors, grammar_compiler, grammar_rules, grammar_schemas, grammars
 
 SCHEMAS = Path(__file__).parents[1] / "data" / "schemas"
 REFUSED = json.loads((SCHEMAS / "refused.json").read_text())
@@ -56,6 +57,13 @@ def test_a_schema_that_cannot_be_held_is_refused_with_the_reason(name: str) -> N
         assert REFUSED[name]["says"] in message
         assert "\n" not in message
         assert raised.value.param == "response_format"
+
+
+@pytest.mark.parametrize("reasoning", [None, "open", "closed"])
+def test_a_reason_shows_nothing_of_the_grammar(reasoning: str | None) -> None:
+    with pytest.raises(errors.ParameterRefused) as raised:
+        build(of_schema({"properties": {"a": {"type": "dict"}}}), choice="none", reasoning=reasoning)
+    assert str(raised.value) == "The schema cannot be used: Invalid type: dict."
 
 
 @pytest.mark.parametrize("format", ["hermes", "llama"])
@@ -145,7 +153,7 @@ def test_references_point_into_the_schema_they_are_part_of() -> None:
             "b": {"$ref": "#"},
             "$ref": {"const": {"$ref": "#/not/one"}},
             "own": {"$id": "https://example.com/own", "$defs": {"m": {}}, "$ref": "#/$defs/m"},
-            "far": {"$ref": "other#/x"},
+            "far": {"$ref": "other#/items"},
         },
     }
     fitted = grammar_schemas.fit(schema, "/properties/arguments")["properties"]
@@ -153,7 +161,7 @@ def test_references_point_into_the_schema_they_are_part_of() -> None:
     assert fitted["b"] == {"$ref": "#/properties/arguments"}
     assert fitted["$ref"] == {"const": {"$ref": "#/not/one"}}
     assert fitted["own"]["$ref"] == "#/$defs/m"
-    assert fitted["far"] == {"$ref": "other#/x"}
+    assert fitted["far"] == {"$ref": "other#/items"}
 
 
 LARGE = {
@@ -167,6 +175,12 @@ LARGE = {
         ]
     },
     "multiples": {"type": "integer", "multipleOf": 1_000_003},
+    "required": {"type": "object", "required": [f"p{i}" for i in range(30_000)]},
+    # More than a stack holds.
+    "a chain of references": {
+        "$ref": "#/$defs/0",
+        "$defs": {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(9_000)} | {"9000": {}},
+    },
 }
 
 
@@ -179,8 +193,109 @@ def test_a_schema_that_is_too_large_costs_little_time(name: str) -> None:
     assert len(str(raised.value)) < 600
 
 
+def test_a_schema_that_would_take_hours_is_refused_in_seconds() -> None:
+    patterns = [{"type": "string", "pattern": f"a{{1,{i}}}b.*c"} for i in range(50, 80)]
+    parameters = {"type": "object", "properties": {"a": {"allOf": patterns}}}
+    with pytest.raises(errors.ParameterRefused, match="more than 5 s to compile") as raised:
+        build(tools=[tool("good"), tool("bad", parameters)])
+    assert raised.value.param == "tools"
+
+
+def test_a_schema_that_ends_the_compiler_does_not_harm_the_next() -> None:
+    with pytest.raises(errors.ParameterRefused, match="too large") as raised:
+        build(tools=[tool("good"), tool("bad", {"type": "object"} | LARGE["a chain of references"])])
+    assert raised.value.param == "tools[1].function.parameters"
+    assert build(of_schema({"const": "next"}))
+
+
+def test_the_compiler_may_end_by_itself() -> None:
+    compiler = grammar_compiler.Compiler()
+    compiler.close()
+    grammar = grammar_rules.grammar({"start": grammar_rules.document({"type": "string"})})
+    assert compiler.reason(grammar) is None
+    assert compiler._process is not None
+    compiler._process.kill()
+    assert compiler.reason(grammar) is None
+    assert compiler.reason("start: (") is not None
+    compiler.close()
+
+
+def test_a_long_schema_is_not_remembered() -> None:
+    before = grammars._built.cache_info().currsize
+    with pytest.raises(errors.ParameterRefused):
+        build(of_schema({"type": "object", "description": "x" * grammars.MOST_BYTES, "not": {"const": 1}}))
+    assert grammars._built.cache_info().currsize == before
+
+
+INEXACT = [2**53 + 1, 2**63, -(2**63), 12345678901234567890, 123456789.12345679, 1.5e300, 5e-324]
+EXACT = [0, -0.0, 0.1, -1e-5, 3.0, 2**53, -(2**53), 2**60, 2**63 - 1, 1e21, 123456.789, True, None]
+
+
+@pytest.mark.parametrize("number", INEXACT)
+@pytest.mark.parametrize("keyword", ["const", "enum", "minimum", "exclusiveMaximum"])
+def test_a_number_that_a_grammar_would_round_is_refused(keyword: str, number: float) -> None:
+    value = {"const": {"a": [number]}, "enum": ["x", number]}.get(keyword, number)
+    with pytest.raises(errors.ParameterRefused, match=rf"{keyword}.* digits .*#/properties/n\)"):
+        build(of_schema({"type": "object", "properties": {"n": {keyword: value}}}))
+
+
+@pytest.mark.parametrize("number", EXACT)
+def test_what_is_written_for_a_number_is_that_number(number: Any) -> None:
+    assert build(of_schema({"const": number}))
+    assert (
+        json.loads(_first(grammar_rules.grammar({"start": grammar_rules.document({"const": number})})))
+        == number
+    )
+
+
+def _first(grammar: str) -> str:
+    """Return the first text that is complete under a grammar, its lowest bytes first."""
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar, log_level=0)
+    text = b""
+    while not matcher.is_accepting():
+        mask = matcher.compute_bitmask()
+        text += bytes([next(b for b in range(256) if b not in b" \t\r\n" and mask[b // 8] >> b % 8 & 1)])
+        matcher.consume_token(text[-1])
+    return text.decode()
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "#/x/a",
+        "#/properties/a/const",
+        "#/properties/a/enum/0",
+        "#/%63onst",
+        "#/properties",
+        "#/$defs",
+        "y#/x/a",
+    ],
+)
+def test_a_reference_leads_to_a_schema_and_not_to_what_nobody_looked_at(reference: str) -> None:
+    hidden = {"type": "object", "x-guidance": {"lenient": True}}
+    schema = {"x": {"a": hidden}, "properties": {"a": {"const": hidden, "enum": [hidden]}}, "const": hidden}
+    with pytest.raises(errors.ParameterRefused, match="must lead to a schema"):
+        build(of_schema({"$id": "https://example.com/y", **schema, "$ref": reference}))
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "#",
+        "#/$defs/a~1b",
+        "#/$defs/a%20b",
+        "#/items/0",
+        "#/items/0/items",
+        "#/anyOf/1/properties/const",
+        "#named",
+    ],
+)
+def test_any_schema_of_a_schema_can_be_led_to(reference: str) -> None:
+    assert grammar_schemas.fit({"$ref": reference}) == {"$ref": reference}
+
+
 def test_the_same_schema_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {"type": "object", "properties": {"only": {"const": "here"}}}
     first = build(of_schema(schema))
-    monkeypatch.setattr(grammars, "_reason", lambda text: pytest.fail("compiled again"))
+    monkeypatch.setattr(grammar_compiler, "reason", lambda text: pytest.fail("compiled again"))
     assert build(of_schema(schema)) == first

@@ -116,7 +116,21 @@ def test_half_a_surrogate_pair_is_json_without_being_text(data: bytes) -> None:
     assert "surrogate" in (lines.parse(data).fault or "")
 
 
-@pytest.mark.parametrize("data", [b'"\\ud83d\\ude00"', b'"\\u0000"', b'["' + b"[" * 500 + b'"]', b"1e999"])
+@pytest.mark.parametrize(
+    "data", [b"1e999", b'{"a":[-1e999]}', b"1" + b"0" * 400, b"1" * 5000, b"-" + b"9" * 400]
+)
+def test_a_number_beyond_floats_is_json_that_nobody_can_run(data: bytes) -> None:
+    assert "beyond the range" in (lines.parse(data).fault or "")
+
+
+@pytest.mark.parametrize("number", [0, -(2**63), 2**64 - 1, 2**64, -(2**63) - 1, 10**300, 1e-400, -0.5])
+def test_numbers_are_the_same_where_orjson_does_not_read_the_line(number: float) -> None:
+    odd = lines.parse(b'[%s, "\\ud83d"]' % str(number).encode()).value[0]
+    plain = lines.parse(b"[%s]" % str(number).encode()).value[0]
+    assert (type(odd), odd) == (type(plain), plain)
+
+
+@pytest.mark.parametrize("data", [b'"\\ud83d\\ude00"', b'"\\u0000"', b'["' + b"[" * 500 + b'"]', b"1e-999"])
 def test_odd_but_good_json_has_no_fault(data: bytes) -> None:
     assert lines.parse(data).fault is None
 

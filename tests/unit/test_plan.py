@@ -375,3 +375,31 @@ def test_fifty_thousand_requests_of_five_hundred_tokens_fit_in_memory(
     print(f"{planned} requests: {before} MB before, {after} MB at most, {float(seconds):.1f} s of CPU")
     assert int(planned) == 50_000
     assert int(after) < 600
+
+
+FAULTS = {"number": "1e999", "digits": "1" * 5000, "surrogate": '"\\ud800"', "depth": "[" * 199 + "]" * 199}
+HOLDERS = {
+    planning.CHAT: [
+        *("temperature", "max_tokens", "truncate_prompt_tokens", "stop", "tools", "messages", "foo", "user"),
+        *("response_format", "chat_template_kwargs", "logit_bias"),
+    ],
+    planning.TEXT: ["prompt", "max_tokens"],
+    planning.EMBED: ["input", "dimensions", "truncate_prompt_tokens"],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("endpoint", HOLDERS)
+def test_what_no_request_can_hold_is_refused_by_the_name_of_its_parameter(
+    planned: Planning, endpoint: str, fault: str
+) -> None:
+    lines = [
+        f'{{"custom_id":"{name}","method":"POST","url":"{endpoint}",'
+        f'"body":{{"model":"m","{name}":{FAULTS[fault]}}}}}\n'
+        for name in HOLDERS[endpoint]
+    ]
+    refusals = planned("".join(lines).encode(), endpoint).refusals()
+    assert {name: error["param"] for name, error in refusals.items()} == {
+        name: name for name in HOLDERS[endpoint]
+    }
+    assert all("cannot be run" in error["message"] for error in refusals.values())

@@ -1,6 +1,7 @@
 """Chat templates in the formats of real models: tests/data/templates."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,37 @@ def test_variables_reach_the_template(qwen: template.ChatTemplate, llama: templa
     off = qwen.render(ASK, variables={"enable_thinking": False})
     assert off.endswith("assistant\n<think>\n\n</think>\n\n")
     assert "Today Date: 1 May" in llama.render(ASK, variables={"date_string": "1 May"})
-    assert qwen.mentions("enable_thinking")
-    assert not qwen.mentions("enable")
-    assert not qwen.mentions("reasoning_effort")
+    assert qwen.takes("enable_thinking")
+    assert not qwen.takes("enable")
+    assert not qwen.takes("reasoning_effort")
+    assert llama.takes("date_string")  # which it sets itself where it is not given
+
+
+@pytest.mark.parametrize(
+    "name", ["loop", "message", "if", "tojson", "namespace", "range", "raise_exception", "ns"]
+)
+def test_words_of_a_template_that_are_no_variables_cannot_be_set(
+    name: str, qwen: template.ChatTemplate
+) -> None:
+    assert not qwen.takes(name)
+
+
+def test_of_a_template_that_jinja_cannot_read_each_word_may_be_a_variable() -> None:
+    for text in ("{% generation %}{{ style }}{% endgeneration %}", "{{ style | filter_of_ours }}"):
+        found = template.ChatTemplate(Plain(text))
+        assert found.takes("style")
+        assert not found.takes("styles")
+
+
+def test_tools_that_only_a_sentence_speaks_of_are_not_shown() -> None:
+    assert template.ChatTemplate(Plain("You have no tools. <tool_call>")).tool_format is None
+
+
+def test_a_name_of_megabytes_costs_nothing(qwen: template.ChatTemplate) -> None:
+    started = time.perf_counter()
+    assert not qwen.mentions("x" * 5_000_000)
+    assert not qwen.takes("x" * 5_000_000)
+    assert time.perf_counter() - started < 1
 
 
 @pytest.mark.parametrize("arguments", ['{"city":"Bern"}', {"city": "Bern"}])
