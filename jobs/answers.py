@@ -113,7 +113,7 @@ def _chat_choice(choice: Choice, answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _calls(text: str, answer: dict[str, Any]) -> tuple[str | None, list[dict[str, Any]]]:
-    """Return the content beside the calls (None: only space), and the calls."""
+    """Return the content beside the calls (None: only space), and the calls. Space between calls is none."""
     content, calls = tool_calls.parse(answer["tools"], text)
     if not calls:
         return content, []
@@ -121,7 +121,7 @@ def _calls(text: str, answer: dict[str, Any]) -> tuple[str | None, list[dict[str
         calls = calls[:1]
     functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
     shaped = [{"id": "", "type": "function", "function": function} for function in functions]
-    return content if content.strip() else None, shaped
+    return content.strip() or None, shaped
 
 
 def _named_calls(choice: dict[str, Any], request_id: str) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _named_schema(value: Any, at: str) -> dict[str, Any]:
     _only(value, {"name", "description", "schema", "strict"}, at)
     _name(value.get("name"), _SCHEMA_NAME, f"{at}.name")
     _text_and_strict(value, at)
-    if not isinstance(value.get("schema"), dict):
+    if not isinstance(value.get("schema"), dict | None):
         refuse(f"{at}.schema", value.get("schema"), "it must be a JSON schema, an object")
     return _present(value)
 

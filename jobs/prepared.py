@@ -32,6 +32,9 @@ class Prepared:
         asked = self.params["max_tokens"]
         if not prompt_ids:
             raise errors.ParameterRefused("The prompt has no tokens.", param=self._param)
+        if self.truncate == -1 and not (asked or default):
+            message = "truncate_prompt_tokens=-1 needs max_tokens, for which it makes room."
+            raise errors.ParameterRefused(message, param="truncate_prompt_tokens")
         if self.truncate is not None:
             fits = context - (asked or default or 1)
             prompt_ids = prompt_ids[-max(1, fits if self.truncate == -1 else self.truncate) :]

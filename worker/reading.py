@@ -19,7 +19,7 @@ def choice(
     answer = request.params.get("answer", {})
     output = _output(texts, request, completion)
     thought = reasoning.split(output.text, answer["reasoning"]).end if "reasoning" in answer else 0
-    prompt = texts.measure(request.prompt_ids) if answer.get("echo") else _NOTHING
+    prompt = texts.measure(request.prompt_ids, texts.typed) if answer.get("echo") else _NOTHING
     scored = None
     if request.params.get("logprobs") is not None:
         scored = _scored(texts, output, completion, len(prompt.text), whole=prompt_logprobs is not None)

@@ -64,6 +64,12 @@ class TokenText:
         if self._decoder is not None and not self._agrees():
             self._decoder, self._pieces = None, {}
 
+    @cached_property
+    def typed(self) -> frozenset[int]:
+        """The special tokens that stand in a prompt because somebody wrote them: not those around any text."""
+        around = self._tokenizer.encode("")
+        return frozenset(self.special) - frozenset(getattr(around, "ids", around))
+
     @property
     def strips(self) -> bool:
         """Whether the decoded text may lack a space that it begins with."""

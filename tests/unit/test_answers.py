@@ -84,7 +84,7 @@ def test_calls_are_named_and_stand_beside_the_text() -> None:
     found = _chat(Choice(f"Now. {CALL}\n{CALL}", "stop", 9), Choice(CALL, "stop", 9), tools="hermes")
     first, second = found.choices
     assert (first.finish_reason, second.finish_reason) == ("tool_calls", "tool_calls")
-    assert (first.message.content, second.message.content) == ("Now. \n", None)
+    assert (first.message.content, second.message.content) == ("Now.", None)
     calls = [call for choice in found.choices for call in choice.message.tool_calls or []]
     assert len({call.id for call in calls}) == len(calls) == 3
     for call in calls:
@@ -132,7 +132,7 @@ def test_reasoning_is_kept_apart_from_content_and_calls() -> None:
     text = f"{CALL}?</think>\n\nYes. {CALL}"
     found = _chat(Choice(text, "stop", 9, reasoning_tokens=5), tools="hermes", reasoning="open")
     message = found.choices[0].message
-    assert message.content == "Yes. "
+    assert message.content == "Yes."
     assert message.model_extra == {"reasoning_content": f"{CALL}?"}
     assert len(message.tool_calls or []) == 1
     (choice,) = _chat(Choice("hm", "length", 9, reasoning_tokens=9), reasoning="open").choices

@@ -82,7 +82,6 @@ def test_tools_that_must_not_be_called_are_not_offered() -> None:
         ({"type": "json_schema"}, ".json_schema"),
         ({"type": "json_schema", "json_schema": {"schema": {}}}, ".json_schema.name"),
         ({"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}, ".json_schema.name"),
-        ({"type": "json_schema", "json_schema": {"name": "x"}}, ".json_schema.schema"),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": True}}, ".json_schema.schema"),
         ({"type": "json_schema", "json_schema": SCHEMA | {"strict": 1}}, ".json_schema.strict"),
         ({"type": "json_schema", "json_schema": SCHEMA | {"foo": 1}}, ".json_schema.foo"),

@@ -285,3 +285,11 @@ def test_special_marks_of_reasoning_are_seen_and_a_stop_string_still_cuts() -> N
     found = _chat(tokenizer, completion, answer={"reasoning": "closed"})
     assert found.choices[0].message.content == "Hello w"
     assert found.choices[0].message.model_extra == {"reasoning_content": "hm"}
+
+
+def test_an_echo_has_the_special_tokens_that_somebody_wrote() -> None:
+    tokenizer = zoo.byte_level()
+    prompt, token_ids = _ids(tokenizer, "<|im_end|>", "Hello"), _ids(tokenizer, "lo")
+    request = _request(planning.TEXT, prompt, answer={"echo": True})
+    found = _body(tokenizer, request, _done(tokenizer, token_ids))["choices"][0]
+    assert found["text"] == "<|im_end|>Hellolo"

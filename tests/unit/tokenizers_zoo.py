@@ -2,7 +2,16 @@
 
 from functools import lru_cache
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 TEXTS = [
     "Hello world, hello words; well, well. ",
@@ -40,7 +49,10 @@ def sentence_piece(strip: bool = True) -> Tokenizer:
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
-    return _named(backend)
+    named = _named(backend)
+    begin = ("<s>", named.token_to_id("<s>"))
+    named.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[begin])
+    return named
 
 
 @lru_cache
