@@ -1,6 +1,6 @@
 """What the bodies of all endpoints share, and how their validators refuse."""
 
-from typing import Annotated, Any, ClassVar, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
@@ -38,8 +38,6 @@ class Body(BaseModel):
     """What all endpoints take. Lengths in tokens."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    PROMPT: ClassVar[str]
-    """The parameter that holds what the model reads."""
 
     model: str
     truncate_prompt_tokens: Annotated[int, AfterValidator(_or_all)] | None = None

@@ -22,8 +22,6 @@ RESERVED = frozenset(
 class ChatBody(GenerationBody):
     """The body of a chat completion."""
 
-    PROMPT = "messages"
-
     messages: Annotated[list[Message], FailFast()] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, gt=0)
     logprobs: bool = False

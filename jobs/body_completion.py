@@ -11,8 +11,6 @@ from jobs.body_generation import GenerationBody
 class CompletionBody(GenerationBody):
     """The body of a text completion, with OpenAI's default of 16 tokens."""
 
-    PROMPT = "prompt"
-
     prompt: str | list[int]
     max_tokens: int | None = Field(16, gt=0)
     best_of: int | None = None

@@ -12,8 +12,6 @@ MOST_INPUTS = 2048
 class EmbeddingBody(Body):
     """One text or several, or their token ids; `input` becomes an array of either."""
 
-    PROMPT = "input"
-
     input: list[str] | list[list[int]]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1)

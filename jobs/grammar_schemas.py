@@ -127,7 +127,9 @@ def _check(schema: dict[str, Any], place: _Place) -> None:
     if isinstance(fewest, int | float) and fewest > len(required) + 1:
         raise place.unfit("'minProperties' is supported up to one more than there are required names")
     if "multipleOf" in schema and _factor(schema["multipleOf"]) > LARGEST_FACTOR:
-        raise place.unfit(f"'multipleOf' must be a number > 0 with few digits, not {schema['multipleOf']!r}")
+        raise place.unfit(
+            f"'multipleOf' must be a number > 0 with few digits, not {schema['multipleOf']!r:.80}"
+        )
 
 
 def _says_nothing(name: str, value: Any) -> bool:

@@ -4,8 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jobs import errors
-from jobs.body_chat import ChatBody
-from jobs.body_completion import CompletionBody
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Prepared:
 
     @property
     def _param(self) -> str:
-        return ChatBody.PROMPT if self.rendered else CompletionBody.PROMPT
+        return "messages" if self.rendered else "prompt"
 
 
 @dataclass(frozen=True)

@@ -396,7 +396,7 @@ VALUES = st.recursive(
 def test_whatever_a_body_holds_it_is_read_or_refused_by_name(endpoint: str, data: st.DataObject) -> None:
     names = st.sampled_from([*bodies.BODIES[endpoint].model_fields, "foo"])
     body = data.draw(st.dictionaries(names, VALUES, max_size=4))
-    good = {"messages": HELLO} if endpoint == CHAT else {bodies.BODIES[endpoint].PROMPT: "x"}
+    good = {CHAT: {"messages": HELLO}, TEXT: {"prompt": "x"}, EMBED: {"input": "x"}}[endpoint]
     try:
         orjson.dumps(bodies.read(endpoint, {"model": "m", **good} | body | {"model": "m"}).params())
     except errors.ParameterRefused as refused:

@@ -175,6 +175,7 @@ LARGE = {
         ]
     },
     "multiples": {"type": "integer", "multipleOf": 1_000_003},
+    "no multiple": {"type": "integer", "multipleOf": "x" * 3000},
     "required": {"type": "object", "required": [f"p{i}" for i in range(30_000)]},
     # More than a stack holds.
     "a chain of references": {

@@ -254,3 +254,15 @@ def test_embeddings_are_those_of_a_plain_forward(one: System, tiny: Path) -> Non
     for data, expected in zip(answers["encoded"]["data"], exact, strict=True):
         packed = base64.b64decode(data["embedding"])
         assert struct.unpack(f"<{len(packed) // 4}f", packed) == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_schema_that_would_end_the_worker_is_its_own_lines_fault(one: System) -> None:
+    chain = {str(step): {"$ref": f"#/$defs/{step + 1}"} for step in range(9_000)} | {"9000": {}}
+    schema = {"$ref": "#/$defs/0", "$defs": chain}
+    kept = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    answers, failed = run(
+        one, "/v1/chat/completions", {"good": kept, "bad": kept | {"response_format": form}}
+    )
+    assert list(answers) == ["good"]
+    assert failed["bad"]["param"] == "response_format"
