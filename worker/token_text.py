@@ -66,7 +66,7 @@ class TokenText:
 
     @cached_property
     def typed(self) -> frozenset[int]:
-        """The special tokens that stand in a prompt because somebody wrote them: not those around any text."""
+        """The special tokens that stand in a prompt because somebody wrote them, not around any text."""
         around = self._tokenizer.encode("")
         return frozenset(self.special) - frozenset(getattr(around, "ids", around))
 
