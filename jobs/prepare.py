@@ -3,12 +3,12 @@
 from typing import Any
 
 from jobs import errors, grammars
-from jobs.body import Body, refuse
-from jobs.body_chat import ChatBody
-from jobs.body_completion import CompletionBody
-from jobs.body_embedding import EmbeddingBody
-from jobs.body_generation import GenerationBody
-from jobs.body_message import OF_ANSWERS
+from jobs.bodies.base import Body, refuse
+from jobs.bodies.chat import ChatBody
+from jobs.bodies.completion import CompletionBody
+from jobs.bodies.embedding import EmbeddingBody
+from jobs.bodies.generation import GenerationBody
+from jobs.bodies.message import OF_ANSWERS
 from jobs.prepared import Prepared, PreparedInputs
 from jobs.template import ChatTemplate
 from jobs.tokens import Tokenizer

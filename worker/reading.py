@@ -3,7 +3,8 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from jobs import answers, errors, logprobs, reasoning, tool_calls
+from jobs import answers, errors
+from jobs.answers import logprobs, reasoning, tool_calls
 from jobs.records import PlannedRequest
 from worker.engine import Completion, TokenLogprobs
 from worker.token_text import Measured, TokenText

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.engine import EmbeddingRequest, Engine, EngineConfig, Request, Sampling, loader, smollm2
-from worker.engine.embedding_engine import EmbeddingEngine
+from worker.engine.embeddings.engine import EmbeddingEngine
 from worker.engine.fallback import FallbackEngine
 from worker.engine.fast import FastEngine
 

@@ -8,7 +8,7 @@ from openai.types.completion import Completion as TextCompletion
 
 from jobs import answers
 from jobs.answers import Choice, Outcome
-from jobs.logprobs import Token
+from jobs.answers.logprobs import Token
 from jobs.records import PlannedRequest
 from tests.unit import planning
 

@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs import bodies, body_chat, body_completion, body_generation, body_message, errors
+from jobs import bodies, errors
+from jobs.bodies import chat as body_chat
+from jobs.bodies import completion as body_completion
+from jobs.bodies import generation as body_generation
+from jobs.bodies import message as body_message
 
 CHAT, TEXT, EMBED = bodies.BODIES
 HELLO = [{"role": "user", "content": "hi"}]

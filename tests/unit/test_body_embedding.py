@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from jobs import bodies, body_embedding, errors
+from jobs import bodies, errors
+from jobs.bodies import embedding as body_embedding
 
 EMBED = "/v1/embeddings"
 

@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from jobs import bodies, body_chat, errors
+from jobs import bodies, errors
+from jobs.bodies import chat as body_chat
 
 CHAT = "/v1/chat/completions"
 SCHEMA: dict[str, Any] = {"name": "x", "schema": {}}

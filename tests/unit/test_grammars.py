@@ -8,7 +8,10 @@ from typing import Any
 import llguidance
 import pytest
 
-from jobs import errors, grammar_compiler, grammar_rules, grammar_schemas, grammars
+from jobs import errors, grammars
+from jobs.grammars import compiler as grammar_compiler
+from jobs.grammars import rules as grammar_rules
+from jobs.grammars import schemas as grammar_schemas
 
 SCHEMAS = Path(__file__).parents[1] / "data" / "schemas"
 REFUSED = json.loads((SCHEMAS / "refused.json").read_text())

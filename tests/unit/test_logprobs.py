@@ -5,8 +5,9 @@ import pytest
 from openai.types.chat.chat_completion import ChoiceLogprobs
 from openai.types.completion_choice import Logprobs
 
-from jobs import errors, logprobs
-from jobs.logprobs import Token
+from jobs import errors
+from jobs.answers import logprobs
+from jobs.answers.logprobs import Token
 
 TOKENS = [
     Token(b"Hi", -0.5, (Token(b"Hi", -0.5), Token(b"\xe6", -1.5)), 0),

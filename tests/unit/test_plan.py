@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs import bodies, body_chat, errors, ids, plan
+from jobs import bodies, errors, ids, plan
+from jobs.bodies import chat as body_chat
 from tests.unit import planning
 from tests.unit.planning import Planned, Planning, line
 from worker import translate

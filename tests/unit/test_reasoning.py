@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs import reasoning
-from jobs.reasoning import Split
+from jobs.answers import reasoning
+from jobs.answers.reasoning import Split
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs import tool_calls
-from jobs.tool_calls import Call
+from jobs.answers import tool_calls
+from jobs.answers.tool_calls import Call
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs import errors, vectors
+from jobs import errors
+from jobs.answers import vectors
 
 NUMBERS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from worker.engine import choices, embedder, embedding
-from worker.engine.embedding import EmbeddingRow
+from worker.engine import choices
+from worker.engine.embeddings import embedder
+from worker.engine.embeddings import requests as embedding
+from worker.engine.embeddings.requests import EmbeddingRow
 from worker.engine.types import (
     Completion,
     EmbeddingRequest,

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from jobs import errors, tokens
-from worker.engine import embedding
 from worker.engine.base import Engine
-from worker.engine.embedding import EmbeddingRow
+from worker.engine.embeddings import requests as embedding
+from worker.engine.embeddings.requests import EmbeddingRow
 from worker.engine.source import locate
 from worker.engine.types import Completion, EngineConfig, Row, Timings
 

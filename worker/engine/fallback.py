@@ -15,9 +15,10 @@ from dataclasses import replace
 import torch
 
 from jobs import errors
-from worker.engine import batching, device_errors, embedding_engine, grammar, loader, padding, running
+from worker.engine import batching, device_errors, grammar, loader, padding, running
 from worker.engine.base import Engine
-from worker.engine.embedding import EmbeddingRow
+from worker.engine.embeddings import engine as embedding_engine
+from worker.engine.embeddings.requests import EmbeddingRow
 from worker.engine.native import library
 from worker.engine.rows import RowState
 from worker.engine.types import Completion, EngineConfig, Row

@@ -13,20 +13,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from worker.engine import (
-    choosing,
-    embedding_engine,
-    grammar,
-    guards,
-    heap,
-    kv,
-    loader,
-    packing,
-    prefix,
-    runner,
-)
+from worker.engine import choosing, grammar, guards, heap, kv, loader, packing, prefix, runner
 from worker.engine.base import Engine
-from worker.engine.embedding import EmbeddingRow
+from worker.engine.embeddings import engine as embedding_engine
+from worker.engine.embeddings.requests import EmbeddingRow
 from worker.engine.native import library
 from worker.engine.rows import RowState
 from worker.engine.scheduler import Batch, Scheduler

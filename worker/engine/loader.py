@@ -11,8 +11,9 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from jobs import errors, tokens
-from worker.engine import heads, pooling
-from worker.engine.pooling import LAST, MEAN, Pooling
+from worker.engine import heads
+from worker.engine.embeddings import pooling
+from worker.engine.embeddings.pooling import LAST, MEAN, Pooling
 from worker.engine.source import locate
 from worker.engine.types import EngineConfig
 

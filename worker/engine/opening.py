@@ -5,7 +5,7 @@ import logging
 from jobs import errors
 from worker.engine import guards, heap, loader
 from worker.engine.base import Engine
-from worker.engine.embedding_engine import EmbeddingEngine
+from worker.engine.embeddings.engine import EmbeddingEngine
 from worker.engine.fallback import FallbackEngine
 from worker.engine.fast import FastEngine
 from worker.engine.native import library

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel
 
-from worker.engine import EmbeddingRequest, Engine, EngineConfig, loader, opening, pooling
+from worker.engine import EmbeddingRequest, Engine, EngineConfig, loader, opening
+from worker.engine.embeddings import pooling
 
 VOCABULARY = 259
 _COMMON: dict[str, Any] = {

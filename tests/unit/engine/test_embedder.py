@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from worker.engine import EmbeddingRequest, Engine, EngineConfig, embedder, embedding
-from worker.engine.embedding_engine import EmbeddingEngine
+from worker.engine import EmbeddingRequest, Engine, EngineConfig
+from worker.engine.embeddings import embedder
+from worker.engine.embeddings import requests as embedding
+from worker.engine.embeddings.engine import EmbeddingEngine
 
 
 class Scripted:

@@ -15,13 +15,15 @@ from tests.unit.engine import architectures
 from tests.unit.engine import embedding_models as models
 from tests.unit.engine.conftest import request as generation
 from tests.unit.engine.embedding_models import TEXTS, embed
-from worker.engine import EmbeddingRequest, Engine, EngineConfig, embedding, tiny, whole
+from worker.engine import EmbeddingRequest, Engine, EngineConfig, tiny
 from worker.engine.echo import EchoEngine
-from worker.engine.embedding_engine import EmbeddingEngine
+from worker.engine.embeddings import requests as embedding
+from worker.engine.embeddings import whole
+from worker.engine.embeddings.engine import EmbeddingEngine
+from worker.engine.embeddings.pooling import Pooling
 from worker.engine.fallback import FallbackEngine
 from worker.engine.fast import FastEngine
 from worker.engine.native import library
-from worker.engine.pooling import Pooling
 
 MODES = {
     "lasttoken": lambda hidden: hidden[-1],

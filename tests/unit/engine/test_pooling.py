@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.unit.engine import embedding_models as models
-from worker.engine import pooling
-from worker.engine.pooling import Pooling
+from worker.engine.embeddings import pooling
+from worker.engine.embeddings.pooling import Pooling
 
 
 @pytest.mark.parametrize(

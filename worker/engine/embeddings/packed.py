@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.engine import kv, runner
-from worker.engine.headless import Headless, ModelEncoder
+from worker.engine.embeddings.headless import Headless, ModelEncoder
+from worker.engine.embeddings.pooling import Pooling
+from worker.engine.embeddings.whole import WholeAttention
 from worker.engine.native import library
-from worker.engine.pooling import Pooling
 from worker.engine.step import Part, Step, Write
-from worker.engine.whole import WholeAttention
 
 
 class PackedEncoder(ModelEncoder):

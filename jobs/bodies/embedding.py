@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from jobs.body import Body, wrong
+from jobs.bodies.base import Body, wrong
 
 MOST_INPUTS = 2048
 

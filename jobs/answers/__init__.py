@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jobs import ids, logprobs, reasoning, tool_calls, vectors
+from jobs import ids
+from jobs.answers import logprobs, reasoning, tool_calls, vectors
 from jobs.records import PlannedRequest, Usage
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"

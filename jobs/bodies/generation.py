@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from jobs.body import Body, Off, wrong
+from jobs.bodies.base import Body, Off, wrong
 
 LEAST_TEMPERATURE = 1e-6
 """Far below it, logits over temperature leave the range of floats; draws are the greedy ones by then."""

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
-from jobs.body import wrong
+from jobs.bodies.base import wrong
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 NOT_TEXT = {

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
-from worker.engine.embedding import EmbeddingRow, Encoder, Text
+from worker.engine.embeddings.requests import EmbeddingRow, Encoder, Text
 from worker.engine.types import Completion, EngineConfig, Row, Stats
 
 log = logging.getLogger(__name__)

@@ -8,12 +8,12 @@ import torch
 
 from worker.engine import guards, heads, loader
 from worker.engine.base import Engine
-from worker.engine.embedder import Embedder
-from worker.engine.headless import Headless, ModelEncoder
+from worker.engine.embeddings.embedder import Embedder
+from worker.engine.embeddings.headless import Headless, ModelEncoder
+from worker.engine.embeddings.packed import PackedEncoder
+from worker.engine.embeddings.padded import PaddedEncoder
+from worker.engine.embeddings.pooling import Pooling
 from worker.engine.native import library
-from worker.engine.packed_encoder import PackedEncoder
-from worker.engine.padded_encoder import PaddedEncoder
-from worker.engine.pooling import Pooling
 from worker.engine.types import Completion, EngineConfig, Request, Stats
 
 log = logging.getLogger(__name__)

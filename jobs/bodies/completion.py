@@ -4,8 +4,8 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from jobs.body import refuse, wrong
-from jobs.body_generation import GenerationBody
+from jobs.bodies.base import refuse, wrong
+from jobs.bodies.generation import GenerationBody
 
 
 class CompletionBody(GenerationBody):

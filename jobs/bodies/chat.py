@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import FailFast, Field, field_validator, model_validator
 
-from jobs import body_tools
-from jobs.body import refuse
-from jobs.body_generation import GenerationBody
-from jobs.body_message import Message
+from jobs.bodies import tools as body_tools
+from jobs.bodies.base import refuse
+from jobs.bodies.generation import GenerationBody
+from jobs.bodies.message import Message
 
 RESERVED = frozenset(
     (

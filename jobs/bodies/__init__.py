@@ -5,10 +5,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from jobs import errors, values
-from jobs.body import Body
-from jobs.body_chat import ChatBody
-from jobs.body_completion import CompletionBody
-from jobs.body_embedding import EmbeddingBody
+from jobs.bodies.base import Body
+from jobs.bodies.chat import ChatBody
+from jobs.bodies.completion import CompletionBody
+from jobs.bodies.embedding import EmbeddingBody
 
 BODIES: dict[str, type[Body]] = {
     "/v1/chat/completions": ChatBody,

@@ -6,12 +6,14 @@ from typing import Any
 
 import orjson
 
-from jobs import errors, grammar_compiler, grammar_rules, grammar_schemas
+from jobs import errors
+from jobs.grammars import compiler, schemas
+from jobs.grammars import rules as lark
 
 MOST_BYTES = 512 * 1024
 """A longer grammar is refused: it goes with every request of the job."""
 
-_FORMATS = {"hermes": grammar_rules.hermes, "llama": grammar_rules.llama}
+_FORMATS = {"hermes": lark.hermes, "llama": lark.llama}
 
 
 def build(
@@ -25,7 +27,7 @@ def build(
     """Return the grammar of an output, or None when any text will do.
 
     `tool_choice` is none, auto, required or a named function, which is called once; `tool_format` (hermes,
-    llama) how the model writes calls; `reasoning` (closed, open) as in `grammar_rules.start`; `parallel`
+    llama) how the model writes calls; `reasoning` (closed, open) as in `lark.start`; `parallel`
     whether there may be more than one call. Raises errors.ParameterRefused, with the place and the reason,
     for a schema that cannot be compiled. What was asked before is remembered, unless it is very long.
     """
@@ -76,7 +78,7 @@ def _built(wanted: bytes) -> str | _Refused:
         return _Refused(str(error), error.param)
     single = isinstance(choice, dict) or not parallel
     free = choice == "auto" and not answers
-    rules = {"start": grammar_rules.start(reasoning, free)}
+    rules = {"start": lark.start(reasoning, free)}
     if calls:
         rules |= _FORMATS[tool_format]([part.name for part in calls], single, free)
     rules.setdefault("answer", " | ".join([part.name for part in answers] + ["calls"] * bool(calls)))
@@ -134,8 +136,8 @@ def _arguments(parameters: Any, root: str, param: str) -> dict[str, Any]:
 
 def _fitted(schema: Any, root: str, param: str) -> dict[str, Any]:
     try:
-        fitted = grammar_schemas.fit(schema, root)
-    except grammar_schemas.Unfit as error:
+        fitted = schemas.fit(schema, root)
+    except schemas.Unfit as error:
         raise _Unfit(error, param) from None
     if not isinstance(fitted, dict):
         raise _Unfit("it must be an object", param)
@@ -144,18 +146,18 @@ def _fitted(schema: Any, root: str, param: str) -> dict[str, Any]:
 
 def _checked(rules: dict[str, str], parts: list[_Part]) -> str | _Refused:
     """See that the grammar compiles; when it does not, find out which schema it is."""
-    text = grammar_rules.grammar(rules | {p.name: grammar_rules.document(p.schema) for p in parts})
+    text = lark.grammar(rules | {p.name: lark.document(p.schema) for p in parts})
     params = parts[0].param if len(parts) == 1 else parts[0].param.split("[")[0]
     if len(text) > MOST_BYTES:
         return _Refused(f"The schemas make a grammar of more than {MOST_BYTES} bytes.", params)
-    reason = grammar_compiler.reason(text)
+    reason = compiler.reason(text)
     if reason is None:
         return text
     if len(parts) == 1:
         return _Refused(f"The schema cannot be used: {reason}.", params)
     # Parts of what took too long may take as long each.
-    for part in parts if reason != grammar_compiler.TOO_SLOW else ():
-        alone = grammar_rules.grammar({"start": grammar_rules.document(part.schema)})
-        if found := grammar_compiler.reason(alone):
+    for part in parts if reason != compiler.TOO_SLOW else ():
+        alone = lark.grammar({"start": lark.document(part.schema)})
+        if found := compiler.reason(alone):
             return _Refused(f"The schema cannot be used: {found}.", part.param)
     return _Refused(f"The schemas cannot be used together: {reason}.", params)

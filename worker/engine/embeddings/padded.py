@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from worker.engine import heads, loader, packed, padding
-from worker.engine.headless import NO_LIMIT, ModelEncoder, hidden_states, without_head
-from worker.engine.pooling import Pooling
+from worker.engine.embeddings.headless import NO_LIMIT, ModelEncoder, hidden_states, without_head
+from worker.engine.embeddings.pooling import Pooling
 
 log = logging.getLogger(__name__)
 _TRIAL_LENGTHS = (2, 5, 11)

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 
 from jobs import values
-from jobs.body import refuse
-from jobs.body_message import TOOL_NAME
+from jobs.bodies.base import refuse
+from jobs.bodies.message import TOOL_NAME
 
 MOST_TOOLS = 128
 CHOICES = ("none", "auto", "required")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from worker.engine import device_errors
-from worker.engine.pooling import Pooling
+from worker.engine.embeddings.pooling import Pooling
 
 NO_LIMIT = 1 << 30
 

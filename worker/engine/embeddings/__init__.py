@@ -1,0 +1,1 @@
+"""Embeddings: vectors of whole texts, beside generation or alone."""
