@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from jobs import errors
-from jobs.grammars import compiler, schemas
+from jobs.grammars import compiler, places, schemas
 from jobs.grammars import rules as lark
 
 MOST_BYTES = 512 * 1024
@@ -56,6 +56,8 @@ class _Part:
     param: str
     name: str
     schema: dict[str, Any]
+    root: str = ""
+    """Where in it the user's schema is."""
 
 
 class _Unfit(ValueError):
@@ -105,22 +107,25 @@ def _calls(tools: list[dict[str, Any]], choice: str | dict[str, Any], tool_forma
         function = tool["function"]
         if named in (None, function["name"]):
             param = f"tools[{index}].function.parameters"
-            parts.append(_Part(param, f"call_{index}", _call(function, tool_format, param)))
+            call, root = _call(function, tool_format, param)
+            parts.append(_Part(param, f"call_{index}", call, root))
     return parts
 
 
-def _call(function: dict[str, Any], tool_format: str, param: str) -> dict[str, Any]:
-    """Return the schema of a call."""
+def _call(function: dict[str, Any], tool_format: str, param: str) -> tuple[dict[str, Any], str]:
+    """Return the schema of a call, and where in it that of the arguments is."""
     key = "parameters" if tool_format == "llama" else "arguments"
-    return {
+    root = f"/properties/{key}"
+    schema = {
         "type": "object",
         "properties": {
             "name": {"const": function["name"]},
-            key: _arguments(function.get("parameters"), f"/properties/{key}", param),
+            key: _arguments(function.get("parameters"), root, param),
         },
         "required": ["name", key],
         "additionalProperties": False,
     }
+    return schema, root
 
 
 def _arguments(parameters: Any, root: str, param: str) -> dict[str, Any]:
@@ -154,10 +159,23 @@ def _checked(rules: dict[str, str], parts: list[_Part]) -> str | _Refused:
     if reason is None:
         return text
     if len(parts) == 1:
-        return _Refused(f"The schema cannot be used: {reason}.", params)
+        return _Refused(f"The schema cannot be used: {_placed(parts[0], reason)}.", params)
     # Parts of what took too long may take as long each.
     for part in parts if reason != compiler.TOO_SLOW else ():
-        alone = lark.grammar({"start": lark.document(part.schema)})
-        if found := compiler.reason(alone):
-            return _Refused(f"The schema cannot be used: {found}.", part.param)
+        if found := _alone(part.schema):
+            return _Refused(f"The schema cannot be used: {_placed(part, found)}.", part.param)
     return _Refused(f"The schemas cannot be used together: {reason}.", params)
+
+
+def _placed(part: _Part, reason: str) -> str:
+    """Return a reason with its place in the user's schema, if that can be told."""
+    said, _, place = reason.partition(" while processing json-schema:///#")  # the place of a reference
+    if not place and reason not in compiler.OF_SIZE:
+        place = places.find(part.schema, reason, _alone)
+    inside = place.startswith(part.root) and len(place) > len(part.root)
+    return f"{said} (at #{place.removeprefix(part.root):.200})" if inside else said
+
+
+def _alone(schema: Any) -> str | None:
+    """Return why a schema does not compile by itself, or None."""
+    return compiler.reason(lark.grammar({"start": lark.document(schema)}))

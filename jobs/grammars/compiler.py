@@ -23,6 +23,7 @@ STACK_BYTES = 2 << 20
 
 TOO_SLOW = f"it takes more than {CPU_SECONDS} s to compile"
 _TOO_LARGE = "it is too large, or its references go too deep"
+OF_SIZE = (TOO_SLOW, _TOO_LARGE)
 _FAULTS = {-signal.SIGPROF: TOO_SLOW} | dict.fromkeys(
     (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL), _TOO_LARGE
 )

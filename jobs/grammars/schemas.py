@@ -20,9 +20,9 @@ LARGEST_FACTOR = 10_000
 """Of `multipleOf`, as an integer without its power of ten: an automaton has as many states."""
 
 
-_MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
-_LISTS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
-_SINGLES = frozenset(("items", "additionalItems", "additionalProperties"))
+MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+LISTS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
+SINGLES = frozenset(("items", "additionalItems", "additionalProperties"))
 _LEAST, _MOST = 1e-15, 2**63 - 1
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "enum")
 # Validation keywords of any draft that a grammar does not hold. The library refuses some and ignores others.
@@ -92,11 +92,11 @@ class _Fitting:
 
     def _entries(self, schema: dict[str, Any], place: _Place) -> Iterator[tuple[str, Any]]:
         for name, value in schema.items():
-            if name in _MAPS and isinstance(value, dict):
+            if name in MAPS and isinstance(value, dict):
                 yield name, {key: self.schema(v, place.below(name, key)) for key, v in value.items()}
-            elif (name in _LISTS or name == "items") and isinstance(value, list):
+            elif (name in LISTS or name == "items") and isinstance(value, list):
                 yield name, [self.schema(v, place.below(name, str(i))) for i, v in enumerate(value)]
-            elif name in _SINGLES:
+            elif name in SINGLES:
                 yield name, self.schema(value, place.below(name))
             elif name == "$ref":
                 yield name, _reference(value, place)
@@ -161,10 +161,10 @@ def _leads_to_a_schema(reference: str) -> bool:
         if keyword == "items" and name.isdecimal():
             continue
         keyword = name
-        if name in _MAPS or name in _LISTS:
+        if name in MAPS or name in LISTS:
             if next(names, None) is None:
                 return False
-        elif name not in _SINGLES:
+        elif name not in SINGLES:
             return False
     return True
 

@@ -66,7 +66,21 @@ def test_a_schema_that_cannot_be_held_is_refused_with_the_reason(name: str) -> N
 def test_a_reason_shows_nothing_of_the_grammar(reasoning: str | None) -> None:
     with pytest.raises(errors.ParameterRefused) as raised:
         build(of_schema({"properties": {"a": {"type": "dict"}}}), choice="none", reasoning=reasoning)
-    assert str(raised.value) == "The schema cannot be used: Invalid type: dict."
+    assert str(raised.value) == "The schema cannot be used: Invalid type: dict (at #/properties/a)."
+
+
+def test_a_reason_of_the_library_gets_its_place_in_the_schema_of_the_user() -> None:
+    inner = {"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "(?=a)"}]}}
+    schema = {"type": "object", "properties": {"a": inner, "b": {"type": "integer"}}}
+    function = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for wanted in ({"response_format": of_schema(schema), "choice": "none"}, {"tools": [function]}):
+        with pytest.raises(
+            errors.ParameterRefused, match=r"look-around.* \(at #/properties/a/items/anyOf/1\)"
+        ):
+            build(**wanted)
+    referring = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": inner}}
+    with pytest.raises(errors.ParameterRefused, match=r"not supported \(at #/\$defs/b\)"):
+        build(of_schema(referring), choice="none")
 
 
 @pytest.mark.parametrize("format", ["hermes", "llama"])
