@@ -1,6 +1,7 @@
 """Between the words of a job and those of an engine: planned requests in, result rows out."""
 
 import time
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -44,18 +45,17 @@ class Translator:
             return results.given_up(request, "engine_error", str(error))
 
     def _outcome(self, request: PlannedRequest, completion: Completion) -> answers.Outcome:
-        timings, count = completion.timings, len(completion.token_ids)
         unix = time.time() - time.monotonic()
-        first = timings.first_token
-        after = (timings.finished - first) / (count - 1) if first is not None and count > 1 else None
+        started = min(choice.timings.admitted for choice in completion.choices)
+        firsts = [c.timings.first_token for c in completion.choices if c.timings.first_token is not None]
         choices = () if completion.embeddings is not None else completion.choices
         return answers.Outcome(
             choices=tuple(self._choice(request, choice, completion) for choice in choices),
             cached_tokens=completion.cached_tokens,
-            started_at=unix + timings.admitted,
+            started_at=unix + started,
             finished_at=unix + max(choice.timings.finished for choice in completion.choices),
-            ttft_seconds=None if first is None else first - timings.admitted,
-            inter_token_seconds=after,
+            ttft_seconds=min(firsts) - started if firsts else None,
+            inter_token_seconds=_between_tokens(completion.choices),
             embeddings=completion.embeddings,
         )
 
@@ -73,3 +73,14 @@ class Translator:
         if not request.params.keys().isdisjoint(("logprobs", "answer")):
             return True
         return request.endpoint == answers.COMPLETIONS and self._texts.strips
+
+
+def _between_tokens(choices: Sequence[Completion]) -> float | None:
+    """Return the mean gap between tokens of one choice; None: no choice has two."""
+    spans = [
+        (choice.timings.finished - choice.timings.first_token, len(choice.token_ids) - 1)
+        for choice in choices
+        if choice.timings.first_token is not None
+    ]
+    gaps = sum(count for _, count in spans if count > 0)
+    return sum(seconds for seconds, count in spans if count > 0) / gaps if gaps else None

@@ -139,16 +139,17 @@ def test_times_between_tokens_need_two_tokens(count: int) -> None:
     assert row.usage == (3, 0, count, 0)
 
 
-def test_choices_have_the_gap_of_the_first_and_the_end_of_the_last() -> None:
-    other = Completion("x", [7] * 3, "b", "length", 0, Timings(1.0, 2.0, 16.0))
+def test_choices_begin_with_the_first_and_end_with_the_last_and_have_the_mean_gap() -> None:
+    other = Completion("x", [7] * 3, "b", "length", 0, Timings(0.5, 4.0, 16.0))
     first = Completion("x", [7] * 5, "a", "stop", 2, TIMES, others=(other,))
     (row,) = translate.Translator(zoo.byte_level()).rows_of(_request(n=2), first, "m@1", 0, "w1")
     choices = row.line["response"]["body"]["choices"]
     assert [(each["index"], each["message"]["content"]) for each in choices] == [(0, "a"), (1, "b")]
     assert row.usage == (3, 2, 8, 0)
     assert row.metrics
-    assert row.metrics["inter_token_seconds"] == 2.0
-    assert math.isclose(row.metrics["finished_at"] - row.metrics["started_at"], 15.0, rel_tol=1e-6)
+    assert row.metrics["inter_token_seconds"] == (8.0 + 12.0) / (4 + 2)
+    assert math.isclose(row.metrics["ttft_seconds"], 1.5)
+    assert math.isclose(row.metrics["finished_at"] - row.metrics["started_at"], 15.5, rel_tol=1e-6)
 
 
 def test_an_error_of_the_engine_is_a_failed_line() -> None:

@@ -32,12 +32,6 @@ class Family:
             others=others,
             # The first to be admitted computes the prompt, the others find it.
             cached_tokens=min(choice.cached_tokens or 0 for choice in choices),
-            timings=dataclasses.replace(
-                first.timings,
-                admitted=min(choice.timings.admitted for choice in choices),
-                first_token=min(c.timings.first_token for c in choices if c.timings.first_token is not None),
-                finished=max(choice.timings.finished for choice in choices),
-            ),
         )
 
 
