@@ -120,7 +120,7 @@ class FastEngine(Engine):
         self._forget_all()
         self._memory = kv.Memory(self._memory.layout, self._memory.budget)
         self._scheduler = Scheduler(self._memory, self.config, self.stats, self._clock)
-        del self._runner
+        self.__dict__.pop("_runner", None)  # closing twice is fine
         self._embedder = None
         gc.collect()
         if torch.cuda.is_available():

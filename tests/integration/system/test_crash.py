@@ -3,11 +3,15 @@
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import redis
 
+from jobs import ids, tokens
+from jobs.settings import ModelSettings
 from tests.integration.celery_worker import wait_until
-from tests.integration.system.system import System, Worker, said
+from tests.integration.system.system import MODEL, System, Worker, said
+from worker.engine import Engine, EngineConfig, Request, Sampling
 
 Start = Callable[..., System]
 
@@ -47,6 +51,34 @@ def test_killed_worker_has_its_requests_run_elsewhere_once(system: Start) -> Non
     assert len(by_first) >= 8
     assert 40 <= computed(first, second) <= 40 + 4 + 4
     one.left_nothing()
+
+
+def test_draws_without_a_seed_are_the_same_after_a_crash(system: Start, tiny: Path) -> None:
+    # Race: the kill comes while choices are in the running batch. They are drawn again, by another worker.
+    served = ModelSettings(source=str(tiny), dtype="float64")
+    one = system(models={MODEL: served}, max_running=4, lease_seconds=2)
+    first = one.start_worker().wait_serving()
+    sampled = {"max_tokens": 60, "temperature": 1, "n": 2, "ignore_eos": True}
+    job_id = one.submit(said(name, f"text {name}", **sampled) for name in names(40))
+    one.wait_done(job_id, 2)
+    first.kill()
+    assert one.done(job_id) < 40
+    one.start_worker()
+    one.finished(job_id)
+    one.accounted(job_id, names(40))
+    assert sum(each["attempts"] for each in one.metrics(job_id)) > 0
+    tokenizer = tokens.cached(MODEL, served)
+    engine = Engine.load(str(tiny), EngineConfig(device="cpu", dtype="float64"))
+    requests = []
+    for row, name in enumerate(names(40)):
+        chat = tokenizer.template.render([{"role": "user", "content": f"text {name}"}])
+        wanted = Sampling(60, n=2, ignore_eos=True, seed=ids.seed(ids.request_id(job_id, row)))
+        requests.append(Request(name, tokenizer.encode_chats([chat])[0], wanted))
+    expected = {done.id: [each.text for each in done.choices] for done in engine.generate(requests)}
+    for line in one.lines(job_id)[0]:
+        texts = [each["message"]["content"] for each in line["response"]["body"]["choices"]]
+        assert texts == expected[line["custom_id"]]
+    engine.close()
 
 
 def test_worker_told_to_stop_drains_and_loses_nothing(system: Start) -> None:
