@@ -3,6 +3,7 @@
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from jobs import errors, values
 from jobs.bodies.base import Body
@@ -15,7 +16,7 @@ BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody,
     "/v1/embeddings": EmbeddingBody,
 }
-_LORA = "LoRA adapters are not supported"
+_LORA = "Longhaul runs whole models, no LoRA adapters"
 _GUIDED = "use response_format of /v1/chat/completions for answers of a given form"
 _SEARCH = "Longhaul does not search the web"
 REFUSED: dict[str, str] = {
@@ -24,7 +25,7 @@ REFUSED: dict[str, str] = {
     "functions": "use tools",
     "function_call": "use tool_choice",
     "audio": "Longhaul makes text only",
-    "prediction": "predicted outputs are not supported",
+    "prediction": "Longhaul takes no predicted outputs",
     "verbosity": "Longhaul has no such control; ask for it in the messages",
     "web_search_options": _SEARCH,
     **dict.fromkeys(("lora", "lora_request", "lora_path", "lora_name", "lora_adapter", "loras"), _LORA),
@@ -63,7 +64,14 @@ def _refused(error: ValidationError) -> errors.ParameterRefused:
     if first["type"] == "missing":
         return _refusal(f"Missing required parameter: {param!r}.", param, "missing_required_parameter")
     given = "" if at else f"={values.short(first['input'])}"  # of a place inside, the input is the whole
-    return errors.ParameterRefused(f"{param}{given}: {first['msg']}.", param=param)
+    return errors.ParameterRefused(f"{param}{given}: {_reason(first)}.", param=param)
+
+
+def _reason(first: ErrorDetails) -> str:
+    """Return pydantic's reason in the words of the others."""
+    if first["type"] == "too_short":
+        return f"it must have at least {first['ctx']['min_length']}, not {first['ctx']['actual_length']}"
+    return first["msg"].replace("Input should be ", "it must be ").replace("a valid list", "an array")
 
 
 def _unknown(endpoint: str, name: str) -> errors.ParameterRefused:

@@ -87,7 +87,7 @@ def _text_of(part: Any, at: str) -> str:
         raise wrong('a part must be of the form {"type": "text", "text": "..."}', at)
     kind = part.get("type")
     if isinstance(kind, str) and kind in NOT_TEXT:
-        raise wrong(f"{NOT_TEXT[kind]} ({kind}) are not supported: text parts only", at)
+        raise wrong(f"parts of the type {kind} ({NOT_TEXT[kind]}) are not supported, only text", at)
     present = {name for name, value in part.items() if value is not None}
     if kind != "text" or present != {"type", "text"} or not isinstance(part["text"], str):
         raise wrong('only parts of the form {"type": "text", "text": "..."} are supported', at)

@@ -122,7 +122,9 @@ def test_what_other_servers_have_is_refused_with_what_to_do_instead(endpoint: st
 
 @pytest.mark.parametrize("name", ["lora_request", "lora", "lora_path", "adapter", "adapters"])
 def test_a_lora_adapter_is_refused_as_not_supported(name: str) -> None:
-    assert "LoRA adapters are not supported" in str(_refused(**{name: {"name": "x"}}))
+    assert "is not supported: Longhaul runs whole models, no LoRA adapters" in str(
+        _refused(**{name: {"name": "x"}})
+    )
 
 
 @pytest.mark.parametrize(

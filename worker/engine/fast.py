@@ -115,12 +115,14 @@ class FastEngine(Engine):
         self._stop_touching = self._memory.touch_while(lambda: not self.has_work)
 
     def close(self) -> None:
+        if not hasattr(self, "_runner"):  # closed already
+            return
         self._stop_touching()
         self._grammars.close()
         self._forget_all()
         self._memory = kv.Memory(self._memory.layout, self._memory.budget)
         self._scheduler = Scheduler(self._memory, self.config, self.stats, self._clock)
-        self.__dict__.pop("_runner", None)  # closing twice is fine
+        del self._runner
         self._embedder = None
         gc.collect()
         if torch.cuda.is_available():
