@@ -17,7 +17,12 @@ up: model ## start Redis, store, API and a worker; leave them running until Ctrl
 	@$(PY) -m jobs.cli up --model "SmolLM2-135M-Instruct=$$($(PY) -m worker.engine.smollm2)" $(ARGS)
 
 test: model ## the everyday tests, on real servers (ARGS="-k ledger")
+ifeq ($(ARGS),)
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q -m "not long" tests/unit
+	@$(PY) -m pytest -m "not long" tests/integration tests/chaos
+else
 	@$(PY) -m pytest -m "not long" $(ARGS)
+endif
 
 test-all: model ## also the long tier: chaos rounds, fuzzing, 50,000 lines
 	@$(PY) -m pytest $(ARGS)

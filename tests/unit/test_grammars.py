@@ -211,6 +211,7 @@ def test_a_schema_that_is_too_large_costs_little_time(name: str) -> None:
     assert len(str(raised.value)) < 600
 
 
+@pytest.mark.long
 def test_a_schema_that_would_take_hours_is_refused_in_seconds() -> None:
     patterns = [{"type": "string", "pattern": f"a{{1,{i}}}b.*c"} for i in range(50, 80)]
     parameters = {"type": "object", "properties": {"a": {"allOf": patterns}}}

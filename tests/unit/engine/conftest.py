@@ -55,6 +55,21 @@ def open_subject(tiny_loaded: loader.Loaded) -> Callable[..., Any]:
     return functools.cache(open_subject)
 
 
+@pytest.fixture(autouse=True)
+def two_threads_for_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run tests of compiled kernels on two threads, also where each process of tests has one."""
+    name = request.module.__name__.rpartition(".")[2]
+    if not name.startswith(("test_native", "test_products")):
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 def request(id: str, prompt_ids: list[int], **sampling: Any) -> Request:
     return Request(id, prompt_ids, Sampling(**{"max_tokens": 16, "temperature": 0.0, **sampling}))
 

@@ -67,7 +67,7 @@ def test_outputs_vary(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @given(exactness.requests(), exactness.schedules)
 @example(long_ones(), PREEMPTING)
-@settings(max_examples=4)
+@settings(max_examples=3)
 def test_any_schedule_is_equal_to_generate(
     open_subject: exactness.Open, name: str, requests: list[Request], schedule: Schedule
 ) -> None:
@@ -78,7 +78,7 @@ def test_any_schedule_is_equal_to_generate(
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "deepseek_v3"])
 @given(exactness.requests(), exactness.schedules)
 @example(long_ones(), PREEMPTING)
-@settings(max_examples=4)
+@settings(max_examples=3)
 def test_any_schedule_is_equal_to_generate_by_torch_alone(
     open_subject: exactness.Open, name: str, requests: list[Request], schedule: Schedule
 ) -> None:
