@@ -61,7 +61,8 @@ def _run(engine: Engine, bad: Request) -> tuple[Completion, list[list[int]]]:
     return done[bad.id], [done[each.id].token_ids for each in good]
 
 
-def test_a_sampler_that_raises(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def _break_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the third draw of the bad seed raise."""
     draw = sampling.draw
 
     def raising(logits: torch.Tensor, parameters: sampling.Parameters, positions: list[int]) -> torch.Tensor:
@@ -69,10 +70,14 @@ def test_a_sampler_that_raises(open_engine: Open, monkeypatch: pytest.MonkeyPatc
             raise ZeroDivisionError("a fault of the sampler")
         return draw(logits, parameters, positions)
 
+    monkeypatch.setattr(sampling, "draw", raising)
+
+
+def test_a_sampler_that_raises(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = request("bad", [*_PROMPT, 9], temperature=1.0, seed=_BAD_SEED, max_tokens=6, ignore_eos=True)
     whole, expected = _run(open_engine(), bad)
     assert whole.error is None
-    monkeypatch.setattr(sampling, "draw", raising)
+    _break_the_sampler(monkeypatch)
     failed, others = _run(open_engine(), bad)
     assert failed.finish_reason == "error"
     assert failed.error == "ZeroDivisionError: a fault of the sampler"
@@ -138,14 +143,7 @@ def test_a_bias_for_a_token_that_is_not_there(open_engine: Open) -> None:
 
 
 def test_one_choice_that_fails_fails_the_request(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = sampling.draw
-
-    def raising(logits: torch.Tensor, parameters: sampling.Parameters, positions: list[int]) -> torch.Tensor:
-        if _BAD_SEED in parameters.seeds and max(positions) >= 2:
-            raise ZeroDivisionError("a fault of the sampler")
-        return draw(logits, parameters, positions)
-
-    monkeypatch.setattr(sampling, "draw", raising)
+    _break_the_sampler(monkeypatch)
     bad = request("bad", [*_PROMPT, 9], temperature=1.0, seed=_BAD_SEED, n=3, max_tokens=6, ignore_eos=True)
     failed, _ = _run(open_engine(), bad)
     assert failed.id == "bad"
