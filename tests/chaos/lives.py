@@ -21,6 +21,7 @@ from jobs.ledger import Finished, Ledger
 from jobs.records import JobRecord, Manifest
 from jobs.settings import Settings
 from jobs.store import ObjectStore
+from tests.chaos import leftovers
 from worker import engine
 from worker.control import Control
 from worker.flusher import Done
@@ -143,22 +144,10 @@ class Lives:
 
     def left(self) -> list[str]:
         """Name what is in Redis or open in the store that would not be there were the job never made."""
-        kept = {"epoch", "fed_bytes", "models", "recovered"}
-        found = []
-        for key in self.keys():
-            name = key.decode().split(":", 1)[1]
-            kind = name.split(":")[0]
-            if kind in kept or kind in ("reaped", "claims"):
-                continue
-            if kind == "job" and self.plain.redis.ttl(key) > 0:
-                continue
-            found.append(name)
-        if self.plain.depth().fed_bytes:
-            found.append("fed_bytes")
-        return found + [marker.key for marker in self.plain_store.list("open/")]
+        return leftovers.left(self.plain, self.plain_store, self.settings.namespace)
 
     def keys(self) -> list[bytes]:
-        return list(self.plain.redis.scan_iter(f"{{{self.settings.namespace}}}:*", 1000))
+        return leftovers.keys(self.plain, self.settings.namespace)
 
     def manifest(self) -> Manifest:
         return Manifest.from_json(self.plain_store.get(f"jobs/{self.record.id}/manifest.json"))

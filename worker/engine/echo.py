@@ -26,6 +26,7 @@ class EchoEngine(Engine):
 
     Faults: `kill:TEXT` kills the process when a running prompt contains TEXT, `raise:TEXT` makes that request
     an error, `hang:TEXT` never returns from the step (until `close`), `slow:SECONDS` makes each step so long.
+    `trace:FILE` is none: it appends the id of each request that was computed to a file.
     """
 
     def __init__(self, tokenizer: Any, config: EngineConfig, faults: Iterable[str] = ()) -> None:
@@ -33,16 +34,19 @@ class EchoEngine(Engine):
         self._no_embeddings = ""
         self._closing = threading.Event()
         self._slow_seconds = 0.0
+        self._trace: Path | None = None
         self._texts: dict[str, list[str]] = {"kill": [], "raise": [], "hang": []}
         for fault in faults:
             kind, _, value = fault.partition(":")
             if kind == "slow":
                 self._slow_seconds = float(value)
+            elif kind == "trace" and value:
+                self._trace = Path(value)
             elif kind in self._texts and value:
                 self._texts[kind].append(value)
             else:
                 raise ValueError(
-                    f"{fault!r} is not a fault: kill:TEXT, raise:TEXT, hang:TEXT or slow:SECONDS"
+                    f"{fault!r} is not a fault: kill:TEXT, raise:TEXT, hang:TEXT, slow:SECONDS or trace:FILE"
                 )
 
     @classmethod
@@ -76,6 +80,9 @@ class EchoEngine(Engine):
         self._closing.set()
 
     def _echo(self, rows: list[Row], raised: set[str]) -> None:
+        if self._trace:
+            with self._trace.open("a") as trace:  # one write: several workers may share the file
+                trace.write("".join(f"{row.id}\n" for row in rows))
         for row in rows:
             self.stats.prefill_tokens_computed += row.tokens
             row.first_token = time.monotonic()
