@@ -47,7 +47,7 @@ class Acceptor:
             self._check_input(tenant, new)
             self.ledger.ping()
             job_id = job_id or self._claim(tenant, key, digest)
-            record = self._write_record(tenant, new, job_id)
+            record = self._write_record(tenant, new, job_id, key)
         self._open(record, retried=key is not None)
         return record
 
@@ -101,7 +101,7 @@ class Acceptor:
         except errors.NotFound as error:
             raise refusal(str(error), "input_file_id", "not_found") from None
 
-    def _write_record(self, tenant: str, new: NewBatch, job_id: str) -> JobRecord:
+    def _write_record(self, tenant: str, new: NewBatch, job_id: str, key: str | None) -> JobRecord:
         file = self._file(tenant, new) if new.requests is None else self._inline(tenant, new.requests, job_id)
         now = made_at(job_id)
         record = JobRecord(
@@ -116,6 +116,7 @@ class Acceptor:
             metadata=new.metadata,
             priority=new.priority or 0,
             output_expires_seconds=new.output_expires_after.seconds if new.output_expires_after else None,
+            idempotency=_idempotency_key(tenant, key) if key else None,
         )
         # Everything in it follows from the request and the id, so whoever else writes it writes the same.
         self.store.put_new(f"jobs/{job_id}/job.json", record.to_json())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from jobs import client, commands, errors, settings
+from jobs import client, commands, errors, retention_commands, settings
 
 PLUGINS = "longhaul.commands"
 # What --help says of a plugin, so that listing the commands imports none of them.
@@ -72,7 +72,7 @@ class Commands(click.Group):
 @click.group(
     "longhaul",
     cls=Commands,
-    commands=commands.CLIENT,
+    commands=[*commands.CLIENT, *retention_commands.COMMANDS],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="longhaul")

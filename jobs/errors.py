@@ -39,6 +39,12 @@ class NotFound(InvalidRequest):
     code = "not_found"
 
 
+class ResultsExpired(NotFound):
+    """The results of batch {id!r} have expired, as output_expires_after said."""
+
+    code = "results_expired"
+
+
 class BatchesOnly(NotFound):
     """{path} is served in batches only: POST /v1/batches with it as `endpoint` and lines for it."""
 

@@ -42,7 +42,7 @@ class Files:
             key=f"files/{file_id}",
             expires_at=created_at + expires_seconds if expires_seconds else None,
         )
-        self.store.put(record_key(tenant, file_id), record.to_json())
+        write_record(self.store, record)
         return record
 
     def get(self, tenant: str, file_id: str) -> FileRecord:
@@ -107,6 +107,13 @@ def made_at(name: str) -> float:
 
 def record_key(tenant: str, file_id: str) -> str:
     return f"file-records/{tenant}/{file_id}.json"
+
+
+def write_record(store: ObjectStore, record: FileRecord) -> None:
+    """Write the record that makes bytes a file; of one that expires, first the marker for the sweep."""
+    if record.expires_at is not None:
+        store.put(f"expiring/{record.tenant}/{record.id}@{record.expires_at}", b"")
+    store.put(record_key(record.tenant, record.id), record.to_json())
 
 
 def _behind(

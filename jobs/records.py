@@ -62,6 +62,8 @@ class JobRecord(Record):
     metadata: dict[str, str] | None = None
     priority: int = 0
     output_expires_seconds: int | None = None
+    idempotency: str | None = None
+    """Where the record of its Idempotency-Key lies."""
 
 
 @dataclass(frozen=True)

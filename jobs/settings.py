@@ -180,6 +180,12 @@ class Settings(BaseSettings):
     finished_job_seconds: float = Field(
         3600, gt=0, description="How long Redis remembers a finished job; the store keeps it."
     )
+    sweep_seconds: float = Field(
+        3600,
+        gt=0,
+        description="How often expired files and what was left behind are removed from the store, by one"
+        " process of all.",
+    )
     cost_per_hour: float | None = Field(None, ge=0, description="Price of one worker-hour, for summary.json.")
 
     @classmethod

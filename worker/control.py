@@ -123,7 +123,7 @@ class Control:
             raise errors.LeaseLost(what=f"plan of {record.id}")
         manifest = finalize.publish(self._store, record, manifest)
         # The marker first: what dies between the two is done again for the unit, which nobody closed.
-        self._store.delete(f"open/{record.id}")
+        finalize.close(self._store, record.id)
         self._ledger.fail(unit, manifest)
 
     def _finalize(self, unit: Unit) -> None:
@@ -135,7 +135,7 @@ class Control:
             raise errors.LeaseLost(what=f"finalize of {record.id}")
         manifest = finalize.publish(self._store, record, manifest)
         # The marker first: what dies between the two is done again for the unit, which nobody closed.
-        self._store.delete(f"open/{record.id}")
+        finalize.close(self._store, record.id)
         self._ledger.finish(unit, manifest)
         for shard in self._store.list(f"jobs/{record.id}/plan/"):
             self._store.delete(shard.key)

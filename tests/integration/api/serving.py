@@ -133,7 +133,7 @@ class Hand:
         manifest = merge.run(self.context.ledger.parts(self.job_id), job.total, job.model, times)
         manifest = finalize.publish(self.context.store, self.record, manifest)
         self.context.ledger.finish(unit, manifest)
-        self.context.store.delete(f"open/{self.job_id}")
+        finalize.close(self.context.store, self.job_id)
 
     def fail(self, code: str, line_number: int) -> None:
         """Fail the job for an error in its lines."""
@@ -152,7 +152,7 @@ class Hand:
             errors=[{"code": code, "message": "No.", "param": None, "line": line_number}],
         )
         self.context.ledger.fail(unit, finalize.publish(self.context.store, self.record, manifest))
-        self.context.store.delete(f"open/{self.job_id}")
+        finalize.close(self.context.store, self.job_id)
 
     def _claim(self, kind: str) -> Unit:
         # A recovery that runs at the moment holds a unit for an instant.
