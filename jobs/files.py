@@ -100,9 +100,9 @@ class Files:
 def made_at(name: str) -> float:
     """Return the unix time (to the millisecond) in the ULID of an id."""
     number = 0
-    for letter in name.removeprefix("file-").removeprefix("batch_")[:26]:
+    for letter in name.removeprefix("file-").removeprefix("batch_")[:10]:
         number = number << 5 | _ALPHABET.index(letter)
-    return (number >> 80) / 1000
+    return number / 1000
 
 
 def record_key(tenant: str, file_id: str) -> str:

@@ -227,9 +227,8 @@ class Sweep:
             self._pause()
 
     def _older(self, found: Object, seconds: float) -> bool:
-        name = _name(found)
-        made = made_at(name) if ids.is_id(name) else 0.0
-        return self._clock() - max(found.modified, made) > seconds
+        name, before = _name(found), self._clock() - seconds
+        return found.modified < before and not (ids.is_id(name) and made_at(name) >= before)
 
 
 def _named(manifest: Manifest) -> set[str]:

@@ -166,7 +166,7 @@ class SweepContract:
     def test_exactly_the_leftovers_go(self, objects: ObjectStore, seed: int) -> None:
         world = World(objects, seed)
         soon = int(time.time() + HOUR)
-        for _ in range(12):
+        for _ in range(8):
             self.any_job(world)
         for tenant in TENANTS:
             world.file(tenant)
