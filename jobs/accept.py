@@ -144,7 +144,7 @@ class Acceptor:
         return record
 
     def _open(self, record: JobRecord, retried: bool) -> None:
-        if retried and (self.ledger.job(record.id) or self.batches.manifest(record.id)):
+        if retried and self._is_made(record):
             return
         self.store.put(f"job-index/{record.tenant}/{record.id}", b"")
         self.store.put(f"open/{record.id}", b"")
@@ -157,6 +157,16 @@ class Acceptor:
                 raise
             log.warning("job waits for redis", extra={"job": record.id})
             self._waiting.append(record)
+
+    def _is_made(self, record: JobRecord) -> bool:
+        job = self.ledger.job(record.id)
+        try:
+            return self.batches.ended(record, job) is not None or job is not None
+        except errors.NotFound:
+            # Not made again: its key is free, and the next create with it makes a job of its own.
+            raise errors.Unavailable(
+                "The batch of this Idempotency-Key was just deleted. Send it again."
+            ) from None
 
 
 def digest(body: object) -> str:

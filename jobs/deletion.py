@@ -1,11 +1,12 @@
 """The deletion of an ended job: everything the store has of it, but not its input file.
 
-A tombstone, `deleted/<job>` with the job's record, is written first and stays for a day: with it the sweep
-finishes what broke off, and removes what a process that hung for hours still writes.
+A tombstone, `deleted/<job>` with the job's record less its metadata, is written first and stays for a day:
+with it the sweep finishes what broke off, and removes what a process that hung for hours still writes.
 """
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from jobs import errors, ids
 from jobs.files import record_key
@@ -19,7 +20,7 @@ _DELETERS = 16
 
 def begin(store: ObjectStore, record: JobRecord) -> None:
     """Write the tombstone: from here on the job will be gone, whatever happens."""
-    store.put(TOMBSTONES + record.id, record.to_json())
+    store.put(TOMBSTONES + record.id, replace(record, metadata=None).to_json())
 
 
 def begun(store: ObjectStore, job_id: str) -> JobRecord | None:

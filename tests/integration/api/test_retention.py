@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import orjson
 import pytest
 from click.testing import CliRunner
@@ -18,6 +19,12 @@ from tests.integration.api.serving import Api, Hand, line, until
 from tests.integration.system.system import environment
 
 Serve = Callable[..., Api]
+
+
+@pytest.fixture
+def api(serve: Serve) -> Api:
+    """An API that does not recover jobs: a recovery at the moment of a deletion leaves work to the sweep."""
+    return serve(reap_seconds=600)
 
 
 def ended(api: Api, **fields: object) -> str:
@@ -135,6 +142,40 @@ def test_the_idempotency_key_of_a_deleted_batch_makes_a_new_one(api: Api) -> Non
     assert create(completion_window="25h") == second
 
 
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_create_that_found_the_key_of_a_batch_deleted_meanwhile_makes_no_half_of_it(
+    serve: Serve, forgotten: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = serve(reap_seconds=600), serve(reap_seconds=600)
+    body = {
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+        "requests": [line("a"), line("b")],
+    }
+
+    def create() -> httpx.Response:
+        return other.http.post("/v1/batches", json=body, headers={"Idempotency-Key": "k"})
+
+    first = create().json()["id"]
+    finish(one, first)
+    if forgotten:
+        one.context.ledger.redis.flushall()
+    find = other.context.batches.find
+
+    def found_and_then_deleted(job_id: str) -> JobRecord | None:
+        record = find(job_id)
+        if record is not None:
+            one.context.batches.delete("default", first)
+        return record
+
+    with monkeypatch.context() as patch:
+        patch.setattr(other.context.batches, "find", found_and_then_deleted)
+        answer = create()
+    assert answer.status_code == 503
+    assert {key for key in stored(one) if first[6:] in key and "_input" not in key} == {f"deleted/{first}"}
+    assert create().json()["id"] != first
+
+
 @pytest.mark.parametrize("steps", range(0, 16, 3))
 @pytest.mark.parametrize("by_sweep", [False, True])
 def test_a_deletion_that_broke_off_is_finished_by_a_repeat_or_by_the_sweep(
@@ -159,7 +200,8 @@ def test_a_deletion_that_broke_off_is_finished_by_a_repeat_or_by_the_sweep(
     assert stored(api) - before == left - {f"deleted/{job_id}"}
 
 
-def test_jobs_are_recovered_though_one_that_was_deleted_is_still_marked_open(api: Api) -> None:
+def test_jobs_are_recovered_though_one_that_was_deleted_is_still_marked_open(serve: Serve) -> None:
+    api = serve()
     store = api.context.store
     store.put(f"open/{ids.batch_id()}", b"")
     job_id = api.create("a", "b")
