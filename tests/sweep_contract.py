@@ -230,6 +230,7 @@ class SweepContract:
         for state in ("completed", "failed", "cancelled", "expired"):
             world.end(world.job("default", 3600), state)
         world.put(f"files/{ids.file_id()}")
+        world.put("idempotency/default/1.json", data=b'{"job_id":"%s"}' % _new_id())
         before = world.stored()
         assert self.sweep(world, 0.9 * HOUR, everything=True) == {}
         assert world.stored() == before
