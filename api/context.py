@@ -11,6 +11,7 @@ from jobs.batches import Batches
 from jobs.files import Files
 from jobs.ledger import Ledger
 from jobs.queue import Producer
+from jobs.quotas import Quotas
 from jobs.settings import Settings
 
 # Short, since somebody waits for the answer: a Redis that hangs becomes a 503 after four of these.
@@ -27,6 +28,7 @@ class Context:
     queue: Producer
     files: Files
     batches: Batches
+    quotas: Quotas
     acceptor: Acceptor
 
     @classmethod
@@ -37,8 +39,9 @@ class Context:
         ledger = Ledger.connect(settings, _REDIS_SECONDS)
         files = Files(objects)
         batches = Batches(objects, ledger)
-        acceptor = Acceptor(settings, objects, ledger, files, batches)
-        return cls(settings, objects, ledger, Producer(settings), files, batches, acceptor)
+        quotas = Quotas(settings, ledger, files)
+        acceptor = Acceptor(settings, objects, ledger, files, batches, quotas)
+        return cls(settings, objects, ledger, Producer(settings), files, batches, quotas, acceptor)
 
     def close(self) -> None:
         """Close the connections to Redis."""

@@ -67,6 +67,25 @@ class ModelSettings(BaseModel):
         return f"{name}@{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
 
+class Quota(BaseModel):
+    """What a tenant may have at a time. What is not set is not limited."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    open_requests: int | None = Field(
+        None, gt=0, description="Requests of unfinished jobs that are not finished themselves."
+    )
+    open_tokens: int | None = Field(
+        None,
+        gt=0,
+        description="Tokens of their prompts; until a job is planned, a quarter of its file's bytes.",
+    )
+    file_bytes: int | None = Field(None, gt=0, description="Bytes of files, results included.")
+    requests_per_minute: int | None = Field(
+        None, gt=0, description="Calls of the API; a minute's calls may come at once."
+    )
+
+
 class Settings(BaseSettings):
     """Everything a Longhaul process can be told, with units in the names."""
 
@@ -91,6 +110,9 @@ class Settings(BaseSettings):
         {}, description="tenant -> API key (JSON). Empty: no key is asked, one tenant."
     )
 
+    quotas: dict[Tenant | Literal["*"], Quota] = Field(
+        {}, description="tenant -> quota (JSON); `*` is everybody who is not named."
+    )
     lease_seconds: float = Field(
         30, gt=0, description="A worker not heard of for this long loses its requests."
     )
