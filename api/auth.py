@@ -33,7 +33,9 @@ def authenticate(
     context: Deps, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> str:
     """Return the tenant of the request."""
-    return tenant_of(context.settings.api_keys, credentials.credentials if credentials else None)
+    tenant = tenant_of(context.settings.api_keys, credentials.credentials if credentials else None)
+    context.quotas.check_rate(tenant)
+    return tenant
 
 
 Tenant = Annotated[str, Depends(authenticate)]

@@ -9,6 +9,7 @@ import redis
 
 from jobs import errors
 from jobs.ledger import Ledger
+from jobs.ledger_tenants import Tenants
 from tests.integration.api.serving import Api, line
 
 
@@ -84,7 +85,7 @@ def test_a_fault_of_ours_has_the_shape_too(api: Api, monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(Ledger, "depth", fail)
+    monkeypatch.setattr(Tenants, "depth", fail)
     answer = api.http.get("/v1/queue")
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
     assert "secret" not in answer.text
