@@ -5,6 +5,7 @@ from typing import Annotated, Self
 
 from fastapi import Depends, Request
 
+from api.keyring import Keyring
 from jobs import store
 from jobs.accept import Acceptor
 from jobs.batches import Batches
@@ -28,6 +29,7 @@ class Context:
     files: Files
     batches: Batches
     acceptor: Acceptor
+    keys: Keyring
 
     @classmethod
     def connect(cls, settings: Settings) -> Self:
@@ -38,7 +40,8 @@ class Context:
         files = Files(objects)
         batches = Batches(objects, ledger)
         acceptor = Acceptor(settings, objects, ledger, files, batches)
-        return cls(settings, objects, ledger, Producer(settings), files, batches, acceptor)
+        queue, keys = Producer(settings), Keyring(objects)
+        return cls(settings, objects, ledger, queue, files, batches, acceptor, keys)
 
     def close(self) -> None:
         """Close the connections to Redis."""
