@@ -57,6 +57,9 @@ class Keyring:
 
     def _found(self, old: dict[str, KeyRecord | None]) -> dict[str, KeyRecord | None]:
         names = keys.listed(self._store)
+        if old and not names:
+            # Nothing of ours deletes a record: this store is not the one it was (a volume unmounted, say).
+            raise errors.StoreUnreachable(url=self._store.url, reason="all its API keys are gone")
         # A revocation is for good, so those records need not be read again.
         final = {name: record for name in names if (record := old.get(name)) and record.revoked_at}
         return final | keys.read_all(self._store, (name for name in names if name not in final))

@@ -96,6 +96,17 @@ def test_while_the_store_is_silent_what_was_known_stays_valid(
     assert [record.getMessage() for record in caplog.records] == ["API keys not read; those known stay valid"]
 
 
+def test_a_store_that_lost_its_keys_does_not_open_the_door(
+    objects: LocalStore, clock: Clock, tmp_path: Path
+) -> None:
+    _, key = keys.create(objects, "one")
+    ring = Keyring(objects, clock)
+    assert ring.known()
+    (tmp_path / "keys").rename(tmp_path / "unmounted")
+    clock.now += 5
+    assert keys.tenant_of(ring.known(), key) == "one"
+
+
 def test_a_record_that_cannot_be_read_does_not_make_a_key_unknown(objects: LocalStore, clock: Clock) -> None:
     _, key = keys.create(objects, "one")
     ring = Keyring(FaultyStore(objects, {"get": FailAfter(1)}), clock)
