@@ -5,6 +5,7 @@ from typing import Annotated, Self
 
 from fastapi import Depends, Request
 
+from api.keyring import Keyring
 from jobs import store
 from jobs.accept import Acceptor
 from jobs.batches import Batches
@@ -30,6 +31,7 @@ class Context:
     batches: Batches
     quotas: Quotas
     acceptor: Acceptor
+    keys: Keyring
 
     @classmethod
     def connect(cls, settings: Settings) -> Self:
@@ -41,7 +43,8 @@ class Context:
         batches = Batches(objects, ledger)
         quotas = Quotas(settings, ledger, files)
         acceptor = Acceptor(settings, objects, ledger, files, batches, quotas)
-        return cls(settings, objects, ledger, Producer(settings), files, batches, quotas, acceptor)
+        queue, keys = Producer(settings), Keyring(objects)
+        return cls(settings, objects, ledger, queue, files, batches, quotas, acceptor, keys)
 
     def close(self) -> None:
         """Close the connections to Redis."""

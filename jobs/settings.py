@@ -18,6 +18,7 @@ from jobs import errors
 PREFIX = "LONGHAUL_"
 # What the command line client reads; a shell that has them set may start servers too.
 CLIENT_VARIABLES = frozenset({"LONGHAUL_API_URL", "LONGHAUL_API_KEY"})
+_REMOVED = {"LONGHAUL_API_KEYS": "The store keeps hashes of keys now: longhaul keys create TENANT"}
 Tenant = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 
 
@@ -105,9 +106,6 @@ class Settings(BaseSettings):
     model: str | None = Field(
         None,
         description="The model this worker runs; None is the only one, or 'none' for control work alone.",
-    )
-    api_keys: dict[Tenant, SecretStr] = Field(
-        {}, description="tenant -> API key (JSON). Empty: no key is asked, one tenant."
     )
 
     quotas: dict[Tenant | Literal["*"], Quota] = Field(
@@ -210,6 +208,8 @@ class Settings(BaseSettings):
         known = {PREFIX + name.upper() for name in cls.model_fields}
         for name in sorted(os.environ):
             if name.startswith(PREFIX) and name not in known | CLIENT_VARIABLES:
+                if name in _REMOVED:
+                    raise errors.SettingsError(f"{name} is no setting any more. {_REMOVED[name]}")
                 close = difflib.get_close_matches(name, known, 3) or sorted(known)
                 raise errors.SettingsError(f"{name} is not a setting. Did you mean {' or '.join(close)}?")
         try:

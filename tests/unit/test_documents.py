@@ -4,14 +4,16 @@ import re
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 
-from jobs import cli
+from jobs import cli, key_commands
 from worker import offline
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-HELP = "\n".join(command.help or "" for command in [cli.main, offline.run, *cli.main.commands.values()])
+COMMANDS = [cli.main, offline.run, *cli.main.commands.values(), *key_commands.keys.commands.values()]
+HELP = "\n".join(command.help or "" for command in COMMANDS)
 TEXT = "\n".join(page.read_text() for page in PAGES)
 
 
@@ -35,6 +37,9 @@ def test_command_line_is_one_that_longhaul_takes(
         1:
     ]
     command = offline.run if name == "run" else cli.main.commands[name]
+    if isinstance(command, click.Group):
+        name, *arguments = arguments
+        command = command.commands[name]
     command.make_context(name, arguments)
 
 
