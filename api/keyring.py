@@ -60,6 +60,9 @@ class Keyring:
         if old and not names:
             # Nothing of ours deletes a record: this store is not the one it was (a volume unmounted, say).
             raise errors.StoreUnreachable(url=self._store.url, reason="all its API keys are gone")
-        # A revocation is for good, so those records need not be read again.
-        final = {name: record for name in names if (record := old.get(name)) and record.revoked_at}
-        return final | keys.read_all(self._store, (name for name in names if name not in final))
+        kept = {name: old[name] for name, revoked in names.items() if not _is_news(old.get(name), revoked)}
+        return kept | keys.read_all(self._store, {name: names[name] for name in names if name not in kept})
+
+
+def _is_news(record: KeyRecord | None, revoked: bool) -> bool:
+    return record is None or (record.revoked_at is not None) != revoked

@@ -6,7 +6,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -19,14 +19,18 @@ log = logging.getLogger(__name__)
 PREFIX = "keys/"
 _READERS = 16
 _ID = r"[0-9a-hjkmnp-tv-z]{26}"
-_NAME = re.compile(rf"{PREFIX}({_ID})\.json")
+_NAME = re.compile(rf"{PREFIX}({_ID})\.(json|revoked)")
 _KEY = re.compile(rf"lh_({_ID})_[0-9a-f]{{64}}")
 _NOBODYS = "0" * 64
 
 
 @dataclass(frozen=True)
 class KeyRecord(Record):
-    """What is known of a key, `keys/<id>.json`; times in unix seconds."""
+    """What is known of a key; times in unix seconds.
+
+    `keys/<id>.json` is never changed, and `keys/<id>.revoked` holds when it was revoked: so a server that
+    knows the records learns all news from the names alone.
+    """
 
     id: str
     tenant: str
@@ -51,32 +55,46 @@ def revoke(store: ObjectStore, key_id: str) -> KeyRecord:
     if record is None:
         raise errors.NotFound(what="API key", id=key_id[:100])
     if record.revoked_at is None:
-        record = replace(record, revoked_at=int(time.time()))
-        store.put(_path(key_id), record.to_json())
-    return record
+        store.put_new(_path(key_id, "revoked"), str(int(time.time())).encode())
+    return read(store, key_id) or record
 
 
-def listed(store: ObjectStore) -> list[str]:
-    """Return the ids of all keys ever made, oldest first."""
-    found = (_NAME.fullmatch(item.key) for item in store.list(PREFIX))
-    return sorted(match[1] for match in found if match)
+def listed(store: ObjectStore) -> dict[str, bool]:
+    """Return the ids of all keys ever made, oldest first, and whether they are revoked."""
+    found = [match for item in store.list(PREFIX) if (match := _NAME.fullmatch(item.key))]
+    revoked = {match[1] for match in found if match[2] == "revoked"}
+    return {key_id: key_id in revoked for key_id in sorted({match[1] for match in found})}
 
 
-def read_all(store: ObjectStore, key_ids: Iterable[str]) -> dict[str, KeyRecord | None]:
-    """Return the records of these keys. One that cannot be understood is None: a key that opens nothing."""
-    wanted = list(key_ids)
+def read_all(store: ObjectStore, wanted: Mapping[str, bool]) -> dict[str, KeyRecord | None]:
+    """Return the records of these keys (id -> is it revoked?).
+
+    One that cannot be understood is None: a key that opens nothing.
+    """
     with ThreadPoolExecutor(_READERS) as pool:
-        return dict(zip(wanted, pool.map(lambda key_id: read(store, key_id), wanted), strict=True))
+        found = pool.map(lambda item: read(store, *item), wanted.items())
+        return dict(zip(wanted, found, strict=True))
 
 
-def read(store: ObjectStore, key_id: str) -> KeyRecord | None:
-    """Return the record of a key, or None if there is none that can be understood."""
+def read(store: ObjectStore, key_id: str, revoked: bool = True) -> KeyRecord | None:
+    """Return the record of a key, or None if there is none that can be understood.
+
+    `revoked` False: it is known that it is not.
+    """
     try:
-        return KeyRecord.from_json(store.get(_path(key_id)))
+        record = KeyRecord.from_json(store.get(_path(key_id)))
+        return replace(record, revoked_at=_revoked_at(store, key_id)) if revoked else record
     except errors.NotFound:
         return None
     except (ValueError, TypeError):
         log.error("the record of an API key is broken", extra={"key": _path(key_id)})
+        return None
+
+
+def _revoked_at(store: ObjectStore, key_id: str) -> int | None:
+    try:
+        return int(store.get(_path(key_id, "revoked")))
+    except errors.NotFound:
         return None
 
 
@@ -95,5 +113,5 @@ def _hash(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _path(key_id: str) -> str:
-    return f"{PREFIX}{key_id}.json"
+def _path(key_id: str, kind: str = "json") -> str:
+    return f"{PREFIX}{key_id}.{kind}"
