@@ -70,6 +70,20 @@ class TooLarge(InvalidRequest):
     code = "file_too_large"
 
 
+class QuotaExceeded(InvalidRequest):
+    """Tenant {tenant!r} may have {most} {what} (LONGHAUL_QUOTAS: {name}). Try again in {retry_seconds} s."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "quota_exceeded"
+
+
+class QuotaTooSmall(InvalidRequest):
+    """This alone needs {wanted} {what}; tenant {tenant!r} may have {most} at a time (LONGHAUL_QUOTAS)."""
+
+    code = "quota_exceeded"
+
+
 class Unavailable(LonghaulError):
     """{message}"""
 

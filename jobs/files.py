@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
-from jobs import errors, ids
+from jobs import errors, ids, lines
 from jobs.creation import refusal
 from jobs.memo import Memo
 from jobs.records import FileRecord
@@ -31,7 +31,8 @@ class Files:
         """Store the bytes, then the record that makes them a file."""
         file_id = ids.file_id()
         created_at = int(made_at(file_id))
-        size = self.store.put(f"files/{file_id}", data)
+        counted = lines.Counting(data)
+        size = self.store.put(f"files/{file_id}", cast(BinaryIO, counted))
         record = FileRecord(
             id=file_id,
             tenant=tenant,
@@ -41,6 +42,7 @@ class Files:
             created_at=created_at,
             key=f"files/{file_id}",
             expires_at=created_at + expires_seconds if expires_seconds else None,
+            lines=counted.lines,
         )
         write_record(self.store, record)
         return record

@@ -45,6 +45,8 @@ class FileRecord(Record):
     created_at: int
     key: str
     expires_at: int | None = None
+    lines: int | None = None
+    """Of an input file, blank lines included. Earlier versions did not count."""
 
 
 @dataclass(frozen=True)

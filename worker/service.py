@@ -82,7 +82,9 @@ class Service:
         return self.settings.served is not None and self._puller is None and not self._stopped.is_set()
 
     def run_unit(self, kind: str, job_id: str) -> bool:
-        return not self._stopping.is_set() and self._control.run_unit(kind, job_id)
+        """Run one unit of that kind: the job's own, or a plan of the tenant whose turn it is."""
+        mine = None if kind == "plan" else job_id
+        return not self._stopping.is_set() and self._control.run_unit(kind, mine)
 
     def stats(self) -> dict[str, Any]:
         """Return what the service and its engine are doing, as JSON values."""

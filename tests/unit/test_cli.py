@@ -355,7 +355,8 @@ def test_client_variables_do_not_break_servers(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    "name", ["up", "submit", "status", "watch", "results", "cancel", "list", "delete", "recover", "sweep"]
+    "name",
+    ["up", "submit", "status", "watch", "results", "cancel", "list", "delete", "recover", "sweep", "keys"],
 )
 def test_help_has_an_example(name: str) -> None:
     result = run(name, "--help")

@@ -12,6 +12,7 @@ import httpx
 import openai
 import orjson
 import uvicorn
+from fastapi import FastAPI
 
 from api.app import create_app
 from api.context import Context
@@ -31,6 +32,7 @@ class Api:
     http: httpx.Client
     client: openai.OpenAI
     context: Context
+    app: FastAPI
 
     def upload(self, *ids: str, purpose: str = "batch") -> str:
         """Upload a file with these requests; return its id."""
@@ -67,7 +69,7 @@ def serve(settings: Settings) -> Iterator[Api]:
                 openai.OpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0) as client,
             ):
                 until(lambda: server.started)
-                yield Api(url, http, client, app.state.context)
+                yield Api(url, http, client, app.state.context, app)
         finally:
             server.should_exit = True
             thread.join(10)
