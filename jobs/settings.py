@@ -105,6 +105,13 @@ class Settings(BaseSettings):
         25, gt=0, description="How long a worker told to stop may finish what it runs."
     )
 
+    step_timeout_seconds: float = Field(
+        900,
+        ge=0,
+        description="A worker whose engine is in one step for longer ends itself with exit code 70; 0: never."
+        " No honest step may take so long: think of long prompts in the fallback engine on a CPU.",
+    )
+
     max_requests_per_job: int = Field(50_000, gt=0, description="More lines than this fail the job.")
     max_file_bytes: int = Field(200_000_000, gt=0, description="Largest file that can be uploaded.")
     max_line_bytes: int = Field(10_000_000, gt=0, description="Longest line of an input file.")
