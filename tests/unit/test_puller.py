@@ -46,7 +46,7 @@ def planned(id: str, prompt_ids: list[int]) -> PlannedRequest:
         bucket=128,
         created_at=0,
         prompt_ids=prompt_ids,
-        params={"max_tokens": 1},
+        params={"max_tokens": 1, "temperature": 0.0, "top_p": 1.0, "stop": [], "seed": 0},
     )
 
 
