@@ -79,6 +79,11 @@ class Settings(BaseSettings):
     s3_region: str = Field("us-east-1", description="Region of the bucket.")
     s3_access_key_id: str | None = Field(None, description="None: where AWS's own tools look for keys.")
     s3_secret_access_key: SecretStr | None = Field(None, description="Goes with the key id.")
+    s3_timeout_seconds: float = Field(
+        60,
+        gt=0,
+        description="A call to the store that is silent for so long is made again; in the API after 10 s.",
+    )
 
     models: dict[str, ModelSettings] = Field(
         {}, description="What this deployment serves: name -> model (JSON)."

@@ -29,10 +29,11 @@ class Puller:
         held: Held,
         flusher: Flusher,
         worker: str,
-        watchdog: Watchdog,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self._engine, self._ledger, self._held, self._flusher = engine, ledger, held, flusher
-        self._fingerprint, self._worker, self._watchdog = fingerprint, worker, watchdog
+        self._fingerprint, self._worker = fingerprint, worker
+        self._watchdog = watchdog or Watchdog(0, lambda _: None)
         self._translator = translate.Translator(engine.tokenizer)
         self._cancelled: deque[str] = deque()
         self._bucket: int | None = None
