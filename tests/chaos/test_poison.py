@@ -40,7 +40,11 @@ def lost(one: System, job_id: str) -> list[str]:
     return [line["custom_id"] for line in failed]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    # A hang is an everyday test in test_watchdog.py; memory that is short raises in the engine too.
+    ["kill", "memory", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("hang", "break"))],
+)
 def test_a_poison_request_fails_alone_after_two_deaths_alone(
     system: Start, tmp_path: Path, kind: str
 ) -> None:
