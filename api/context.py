@@ -36,7 +36,7 @@ class Context:
     @classmethod
     def connect(cls, settings: Settings) -> Self:
         """Connect to store and Redis; raise StoreUnreachable or RedisUnreachable if one does not answer."""
-        objects = store.open_store(settings)
+        objects = store.open_store(settings, hurried=True)
         objects.check()
         ledger = Ledger.connect(settings, _REDIS_SECONDS)
         files = Files(objects)

@@ -54,7 +54,7 @@ class Server:
         log.parent.mkdir(parents=True, exist_ok=True)
         shim = [sys.executable, "-I", "-S", "-c", _SHIM, str(os.getpid())]
         with log.open("ab") as output:
-            self._log_start = output.tell()
+            self.log_start = output.tell()
             self.process = subprocess.Popen(
                 [*shim, *command],
                 stdin=subprocess.DEVNULL,
@@ -87,7 +87,7 @@ class Server:
     def output(self) -> str:
         """Return what this start of the server has logged."""
         with self.log.open("rb") as log:
-            log.seek(self._log_start)
+            log.seek(self.log_start)
             return log.read().decode(errors="replace")
 
     def tail(self, lines: int = 15) -> str:

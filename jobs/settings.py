@@ -99,6 +99,11 @@ class Settings(BaseSettings):
     s3_region: str = Field("us-east-1", description="Region of the bucket.")
     s3_access_key_id: str | None = Field(None, description="None: where AWS's own tools look for keys.")
     s3_secret_access_key: SecretStr | None = Field(None, description="Goes with the key id.")
+    s3_timeout_seconds: float = Field(
+        60,
+        gt=0,
+        description="A call to the store that is silent for so long is made again; in the API after 10 s.",
+    )
 
     models: dict[str, ModelSettings] = Field(
         {}, description="What this deployment serves: name -> model (JSON)."
@@ -123,6 +128,13 @@ class Settings(BaseSettings):
     )
     drain_seconds: float = Field(
         25, gt=0, description="How long a worker told to stop may finish what it runs."
+    )
+
+    step_timeout_seconds: float = Field(
+        900,
+        ge=0,
+        description="A worker whose engine is in one step for longer ends itself with exit code 70; 0: never."
+        " No honest step may take so long: think of long prompts in the fallback engine on a CPU.",
     )
 
     max_requests_per_job: int = Field(50_000, gt=0, description="More lines than this fail the job.")

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
 
-from jobs import embedded, errors, servers
+from jobs import embedded, errors, restarts, servers
 from jobs import settings as settings_module
 
 DEFAULT_DIRECTORY = Path(".longhaul")
@@ -69,7 +69,8 @@ class Stack:
         if models and "LONGHAUL_MODEL" not in os.environ | self._extra:
             self._extra["LONGHAUL_MODEL"] = next(iter(models))
         self._started: list[servers.Server] = []
-        self._deaths: list[float] = []
+        self._deaths = restarts.Deaths()
+        self._due: dict[servers.Server, float] = {}
         self._lock: IO[str] | None = None
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
@@ -174,7 +175,10 @@ class Stack:
         return server
 
     def poll(self) -> list[str]:
-        """Replace workers that died and return a line about each; raise ServerFailed when that is in vain."""
+        """Replace workers that died and return a line about each; raise ServerFailed when that is in vain.
+
+        The more died of late, the longer the pause before the next is started.
+        """
         for server in self._started:
             if not server.running and server not in self.workers:
                 raise server.failed(f"ended with exit status {server.process.returncode}")
@@ -182,18 +186,14 @@ class Stack:
         for index, worker in enumerate(self.workers):
             if worker.running:
                 continue
-            status = worker.process.returncode
-            now = time.monotonic()
-            self._deaths = [death for death in self._deaths if now - death < 60] + [now]
-            # One that ends itself early cannot run at all (no such model, say; a hub that does not answer is
-            # asked for a minute). One that was killed may have met a poisonous request, and such a request
-            # is given up after a few deaths.
-            if (status > 0 and now - worker.started < 120) or len(self._deaths) > 5:
-                raise worker.failed(f"ended with exit status {status}")
-            self._started.remove(worker)
-            self.workers[index] = self._spawn_worker(index + 1)
-            why = f" Its last words are in {worker.log}." if status > 0 else ""
-            lines.append(f"{worker.name} ended with exit status {status}; started another.{why}")
+            if worker not in self._due:
+                pause = self._deaths.add(worker)
+                self._due[worker] = time.monotonic() + pause
+                lines.append(restarts.obituary(worker, pause))
+            if time.monotonic() >= self._due[worker]:
+                del self._due[worker]
+                self._started.remove(worker)
+                self.workers[index] = self._spawn_worker(index + 1)
         return lines
 
     def wait(self, report: Any = print) -> None:

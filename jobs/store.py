@@ -83,8 +83,11 @@ class ObjectStore(Protocol):
         ...
 
 
-def open_store(settings: Settings) -> ObjectStore:
-    """Return the store that `store_url` names: `s3://bucket[/prefix]` or `file://directory`."""
+def open_store(settings: Settings, hurried: bool = False) -> ObjectStore:
+    """Return the store that `store_url` names: `s3://bucket[/prefix]` or `file://directory`.
+
+    `hurried`: somebody waits for the answer, so a call that fails is given up after some 20 seconds.
+    """
     scheme, found, rest = settings.store_url.partition("://")
     if not found or not rest:
         scheme = ""
@@ -95,7 +98,7 @@ def open_store(settings: Settings) -> ObjectStore:
     if scheme == "s3":
         from jobs import store_s3  # boto3 takes a third of a second to import
 
-        return store_s3.S3Store(settings)
+        return store_s3.S3Store(settings, hurried)
     raise errors.SettingsError(
         f"LONGHAUL_STORE_URL must be s3://bucket[/prefix] or file://directory, not {settings.store_url!r}."
     )

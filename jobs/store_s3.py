@@ -2,6 +2,7 @@
 
 import io
 import logging
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from jobs.store_s3_streams import PART_BYTES, Reader, Upload, ranged
 
 log = logging.getLogger(__name__)
 
+HURRY_SECONDS = 10.0
+"""In a hurry, a silent call has failed after so long, and after so long none is made again."""
 _BUFFER_BYTES = 256 << 10
 _URL = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(/(?P<prefix>.*))?")
 _TAKEN_OR_IN_FLUX = (409, 412)
@@ -25,11 +28,13 @@ _NOT_LISTED = (400, 403, 405, 501)
 class S3Store:
     """An ObjectStore below a prefix of a bucket; one client, safe for threads, create one a process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, hurried: bool = False) -> None:
         bucket, self._prefix = _bucket_and_prefix(settings.store_url)
         self.url = f"s3://{bucket}/{self._prefix}".rstrip("/")
         self._settings, self._bucket = settings, bucket
-        self._calls = Calls(connect(settings, connect_seconds=5, read_seconds=60), bucket, self.url)
+        patience = HURRY_SECONDS if hurried else math.inf
+        client = connect(settings, connect_seconds=5, read_seconds=min(settings.s3_timeout_seconds, patience))
+        self._calls = Calls(client, bucket, self.url, patience_seconds=patience)
         self._conditions_known = True
         self._uploads_known = True
 

@@ -1,6 +1,7 @@
 """Calls to an S3 server: each retried while the failure may pass, each failure told in one line."""
 
 import logging
+import math
 import random
 import threading
 import time
@@ -64,13 +65,24 @@ class Reply:
 
 
 class Calls:
-    """A boto3 client bound to a bucket."""
+    """A boto3 client bound to a bucket. Calls that fail are made `attempts` times, while `patience_seconds`
+    have not passed.
+    """
 
-    def __init__(self, client: Any, bucket: str, url: str, attempts: int = ATTEMPTS) -> None:
-        self._client, self._bucket, self._url, self._attempts = client, bucket, url, attempts
+    def __init__(
+        self,
+        client: Any,
+        bucket: str,
+        url: str,
+        attempts: int = ATTEMPTS,
+        patience_seconds: float = math.inf,
+    ) -> None:
+        self._client, self._bucket, self._url = client, bucket, url
+        self._attempts, self._patience = attempts, patience_seconds
 
     def __call__(self, operation: str, accept: Collection[int] = (), **parameters: Any) -> Reply:
         """Return the reply if it succeeded or has a status in `accept`, else raise StoreUnreachable."""
+        deadline = time.monotonic() + self._patience
         for attempt in range(1, self._attempts + 1):
             try:
                 fields = getattr(self._client, operation)(Bucket=self._bucket, **parameters)
@@ -86,8 +98,9 @@ class Calls:
                 failure = error
             except botocore.exceptions.BotoCoreError as error:
                 raise self.unreachable(error, parameters.get("Key")) from None
-            if attempt < self._attempts:
-                self.back_off(attempt, operation, parameters.get("Key"), failure)
+            if attempt == self._attempts or time.monotonic() > deadline:
+                break
+            self.back_off(attempt, operation, parameters.get("Key"), failure)
         raise self.unreachable(failure, parameters.get("Key")) from None
 
     def back_off(self, attempt: int, operation: str, key: str | None, failure: Exception | str) -> None:

@@ -1,10 +1,14 @@
 """An HTTP proxy before a real server, that fails in scripted ways."""
 
 import http.client
+import os
+import random
+import socket
+import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -33,15 +37,25 @@ class Fault:
     """Wait before anything else."""
     without_header: str = ""
     """Take this header away, as a server that does not know it would."""
+    resets: bool = False
+    """Close the connection with a reset; the server never hears of the request."""
+    tears: bool = False
+    """The server gets half of the request's body; then both connections are closed."""
+    forges: bool = False
+    """Spoil the signature, as a wrong secret would: the server refuses."""
 
 
 @dataclass
 class Proxy:
-    """Forwards to `upstream`; `faults` are tried in order; `seen` has 'METHOD path?query' of each request."""
+    """Forwards to `upstream`; `faults` are tried in order, then the `storm`.
+
+    `seen` has 'METHOD path?query' of each request.
+    """
 
     upstream: str
     port: int = 0
     faults: list[Fault] = field(default_factory=list)
+    storm: "Storm | None" = None
     seen: list[str] = field(default_factory=list)
 
     @property
@@ -55,7 +69,23 @@ class Proxy:
                 if fault.times > 0 and fault.wanted(request):
                     fault.times -= 1
                     return fault
-        return None
+            return self.storm.strike() if self.storm else None
+
+
+class Storm:
+    """Strikes a `share` of all requests with one of `kinds`; `times` counts how often it did."""
+
+    def __init__(self, seed: int, share: float, kinds: Sequence[Fault]) -> None:
+        self.times = 0
+        self._random, self._share, self._kinds = random.Random(seed), share, kinds
+
+    def strike(self) -> Fault | None:
+        """Return what happens to the next request."""
+        if self._random.random() >= self._share:
+            return None
+        self.times += 1
+        fault = self._random.choice(self._kinds)
+        return fault if fault.cut_after is None else replace(fault, cut_after=self._random.randrange(2000))
 
 
 _lock = threading.Lock()
@@ -82,6 +112,14 @@ class _Handler(BaseHTTPRequestHandler):
         if fault and fault.status:
             self._refuse(fault.status, fault.code)
             return
+        if fault and (fault.resets or fault.tears):
+            if fault.tears:
+                self._tear(body)
+            self._reset()
+            return
+        if fault and fault.forges:
+            signed = self.headers["Authorization"]
+            self.headers.replace_header("Authorization", signed[:-1] + ("1" if signed[-1] == "0" else "0"))
         reply, data = self._forward(body, fault.without_header.lower() if fault else "")
         if fault and fault.loses_answer:
             self.close_connection = True
@@ -103,17 +141,32 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _forward(self, body: bytes, without: str) -> tuple[http.client.HTTPResponse, bytes]:
-        connection = http.client.HTTPConnection(urlsplit(self.proxy.upstream).netloc, timeout=30)
+        connection = self._begin(without)
         try:
-            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-            for name, value in self.headers.items():
-                if name.lower() not in ("expect", "connection", without):
-                    connection.putheader(name, value)
             connection.endheaders(body)
             reply = connection.getresponse()
             return reply, reply.read()
         finally:
             connection.close()
+
+    def _tear(self, body: bytes) -> None:
+        connection = self._begin("")
+        connection.endheaders(body[: len(body) // 2])
+        connection.close()
+
+    def _begin(self, without: str) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection(urlsplit(self.proxy.upstream).netloc, timeout=30)
+        connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            if name.lower() not in ("expect", "connection", without):
+                connection.putheader(name, value)
+        return connection
+
+    def _reset(self) -> None:
+        """Close at once, so that the other side sees a reset and no orderly end."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        os.close(self.connection.detach())
+        self.close_connection = True
 
     def _refuse(self, status: int, code: str) -> None:
         text = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()

@@ -59,7 +59,7 @@ class Flusher:
         deadline = time.monotonic() + seconds
         self._queue.put(None)
         self._thread.join(seconds)
-        while len(self._held) and time.monotonic() < deadline:
+        while self._held.unwritten and time.monotonic() < deadline:
             time.sleep(0.05)
         self._abandon.set()
         self._writers.shutdown(wait=False, cancel_futures=True)

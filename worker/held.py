@@ -11,14 +11,33 @@ class Held:
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
+        self._finished: set[str] = set()
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._leases)
 
+    @property
+    def unwritten(self) -> bool:
+        """Whether finished requests wait to be written."""
+        return bool(self._finished)
+
     def add(self, leases: Iterable[Lease]) -> None:
         with self._lock:
-            self._leases.update((lease.request.id, lease) for lease in leases)
+            for lease in leases:
+                self._leases[lease.request.id] = lease
+                self._finished.discard(lease.request.id)
+
+    def finish(self, lease: Lease) -> None:
+        """Note that a request has its result: until that is written its lease is kept."""
+        with self._lock:
+            if self._leases.get(lease.request.id) is lease:
+                self._finished.add(lease.request.id)
+
+    def unfinished(self) -> list[Lease]:
+        """Return the leases of requests that wait or run."""
+        with self._lock:
+            return [lease for id, lease in self._leases.items() if id not in self._finished]
 
     def get(self, ids: Iterable[str]) -> list[Lease]:
         """Return the leases of those ids that are still held."""
@@ -35,3 +54,4 @@ class Held:
             for lease in leases:
                 if self._leases.get(lease.request.id) is lease:
                     del self._leases[lease.request.id]
+                    self._finished.discard(lease.request.id)

@@ -59,7 +59,8 @@ def run(
     longhaul run prompts.jsonl -o out.jsonl --model ./llama-3.gguf --max-running 16
 
     \b
-    Exit codes: 0 all requests succeeded, 3 some failed, 4 the input is wrong, 130 interrupted (resumable).
+    Exit codes: 0 all requests succeeded, 3 some failed, 4 the input is wrong, 70 the engine hung,
+    130 interrupted (both resumable).
     """
     _refuse_own_input(source, output)
     changed = {"max_running": max_running, "device": device}

@@ -5,6 +5,7 @@ goes on from the finished parts.
 """
 
 import hashlib
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -18,12 +19,14 @@ import orjson
 from jobs import bodies, errors, finalize, ids, lines, plan, progress, results, store_local, tokens
 from jobs.records import JobRecord, Manifest, PartEntry, PlannedRequest, ResultRow
 from jobs.settings import ModelSettings, Settings
-from worker import engine, translate
+from worker import engine, translate, watchdog
+from worker.blame import Blame
 from worker.interrupts import Interrupts
 from worker.shown import Shown
 
 KINDS = ("errors", "metrics", "summary")
 MODEL_NAME = "model"
+_GOES_ON = "The same command goes on from here, and runs alone what ran now."
 
 
 @dataclass
@@ -183,9 +186,18 @@ class OfflineJob:
         """Run the requests that are left; write a part every few seconds, also when interrupted."""
         running = engine.open_engine(self.name, self.model, self.settings)
         part = results.Part(self.record.id)
+
+        def end_hung(seconds: float) -> None:
+            self._keep(part, finished)
+            click.echo(f"longhaul: the engine has been in one step for {seconds:.0f} s. {_GOES_ON}", err=True)
+            os._exit(watchdog.EXIT_CODE)
+
+        dog = watchdog.Watchdog(self.settings.step_timeout_seconds, end_hung)
+        blame = Blame(self.directory / "running.json", finished.rows)
+        dog.start()
         try:
             with Interrupts() as interrupts:
-                for rows in self._results(running, self._left(planned, finished.rows)):
+                for rows in self._all_results(running, planned, finished.rows, blame, dog):
                     part.add(rows)
                     failed = sum(row.failed for row in rows)
                     shown.add(len(rows) - failed, failed, sum(row.usage[0] + row.usage[2] for row in rows))
@@ -194,7 +206,15 @@ class OfflineJob:
                         raise KeyboardInterrupt
                     if part.bytes >= self.settings.flush_bytes or age >= self.settings.flush_seconds:
                         part = self._keep(part, finished)
+            blame.acquit()
+        except KeyboardInterrupt:
+            blame.acquit()
+            raise
+        except Exception as error:
+            click.echo(f"longhaul: the run broke off: {error!r}. {_GOES_ON}", err=True)
+            raise
         finally:
+            dog.close()
             self._keep(part, finished)
             running.close()
 
@@ -205,10 +225,34 @@ class OfflineJob:
             finished.parts.append(PartEntry(part.name))
         return results.Part(self.record.id)
 
-    def _results(self, running: engine.Engine, left: Iterator[PlannedRequest]) -> Iterator[list[ResultRow]]:
+    def _all_results(
+        self, running: engine.Engine, planned: Planned, done: set[int], blame: Blame, dog: watchdog.Watchdog
+    ) -> Iterator[list[ResultRow]]:
+        """Yield the rows of all that is left; who ran when an earlier run died comes last and alone."""
+
+        def admit(ids: list[str]) -> list[str]:
+            blame.admit(ids, running.running)
+            return []
+
+        running.on_admit = admit
+        suspects = blame.suspects
+        others = (request for request in self._left(planned, done) if request.id not in suspects)
+        yield from self._results(running, others, dog)
+        blame.alone = True
+        for request in self._left(planned, done) if suspects else ():
+            if blame.is_guilty(request.id):
+                message = "The request was given up: it ended the process of each run that ran it alone."
+                yield results.given_up(request, "worker_lost", message)
+            elif request.id in suspects:
+                yield from self._results(running, iter([request]), dog)
+
+    def _results(
+        self, running: engine.Engine, left: Iterator[PlannedRequest], dog: watchdog.Watchdog
+    ) -> Iterator[list[ResultRow]]:
         """Yield the rows that each step of the engine finishes."""
         translator = translate.Translator(running.tokenizer)
         inside: dict[str, PlannedRequest] = {}
+        running.expects_more = True
         while True:
             while running.expects_more and running.room() > 0:
                 if (request := next(left, None)) is None:
@@ -218,9 +262,11 @@ class OfflineJob:
                 running.add([translate.engine_request(request)])
             if not running.has_work:
                 return
+            with dog.watching(running.progress):
+                completions = running.step()
             yield [
                 row
-                for completion in running.step()
+                for completion in completions
                 for row in translator.rows_of(
                     inside.pop(completion.id), completion, self.fingerprint, 0, "local"
                 )

@@ -12,6 +12,7 @@ from worker import translate
 from worker.engine import Completion, Engine
 from worker.flusher import Done, Flusher
 from worker.held import Held
+from worker.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
@@ -21,10 +22,18 @@ class Puller:
     """Drives one engine. Only `cancel` may be called from other threads."""
 
     def __init__(
-        self, engine: Engine, ledger: Ledger, fingerprint: str, held: Held, flusher: Flusher, worker: str
+        self,
+        engine: Engine,
+        ledger: Ledger,
+        fingerprint: str,
+        held: Held,
+        flusher: Flusher,
+        worker: str,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self._engine, self._ledger, self._held, self._flusher = engine, ledger, held, flusher
         self._fingerprint, self._worker = fingerprint, worker
+        self._watchdog = watchdog or Watchdog(0, lambda _: None)
         self._translator = translate.Translator(engine.tokenizer)
         self._cancelled: deque[str] = deque()
         self._bucket: int | None = None
@@ -44,6 +53,10 @@ class Puller:
 
     def turn(self, claiming: bool = True) -> bool:
         """Claim what there is room for, run one step, pass on what it finished; False: nothing to do."""
+        with self._watchdog.watching(self._engine.progress):
+            return self._turn(claiming)
+
+    def _turn(self, claiming: bool) -> bool:
         self._drop_cancelled()
         if claiming:
             try:
@@ -64,15 +77,17 @@ class Puller:
     def release_waiting(self) -> None:
         """Give back what has not begun to run."""
         running = self._engine.running
-        self._release([lease for lease in self._held.all() if lease.request.id not in running])
+        self._release([lease for lease in self._held.unfinished() if lease.request.id not in running])
 
     def release_all(self) -> None:
-        self._release(self._held.all())
+        """Give back what has no result yet."""
+        self._release(self._held.unfinished())
 
     def _claim(self) -> None:
         while not self._alone and (room := self._engine.room()) > 0:
             idle = not self._engine.has_work
-            group = self._ledger.claim(self._fingerprint, room, self._bucket, idle)
+            with self._watchdog.paused():
+                group = self._ledger.claim(self._fingerprint, room, self._bucket, idle)
             if group is None:
                 return
             self._take(group)
@@ -98,7 +113,8 @@ class Puller:
         """Mark requests as running before they run, so that a crash is blamed on them and no others."""
         leases = self._held.get(ids)
         lost = set(ids) - {lease.request.id for lease in leases}
-        lost.update(_until_answered(lambda: self._ledger.start(self._fingerprint, leases)))
+        with self._watchdog.paused():
+            lost.update(_until_answered(lambda: self._ledger.start(self._fingerprint, leases)))
         self._held.drop(lease for lease in leases if lease.request.id in lost)
         return list(lost)
 
@@ -109,6 +125,7 @@ class Puller:
             rows = self._translator.rows_of(
                 lease.request, completion, self._fingerprint, lease.attempts, self._worker
             )
+            self._held.finish(lease)
             self._flusher.put(Done(lease, rows))
 
     def _drop_cancelled(self) -> None:

@@ -3,7 +3,10 @@
 import logging
 import os
 import socket
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from threading import Event, Thread
@@ -17,6 +20,7 @@ from worker.control import Control
 from worker.flusher import Flusher
 from worker.held import Held
 from worker.puller import Puller
+from worker.watchdog import EXIT_CODE, Watchdog
 
 log = logging.getLogger(__name__)
 FLUSH_SHARE = 0.3
@@ -41,6 +45,7 @@ class Service:
         self._engine: engine.Engine | None = None
         self._puller: Puller | None = None
         self._flusher: Flusher | None = None
+        self._watchdog = Watchdog(settings.step_timeout_seconds, self._end_hung)
         self._started = time.monotonic()
 
     def start(self) -> None:
@@ -116,12 +121,19 @@ class Service:
         except errors.LonghaulError as error:
             self.failed = str(error)
         except Exception as error:
+            # First, and with what there is: when memory is what is missing, its holders are in the frames.
+            self.failed = "The engine thread ended."
+            traceback.clear_frames(error.__traceback__)
             log.exception("the engine thread ended")
             self.failed = f"The engine thread ended: {error!r}."
         finally:
+            self._watchdog.close()
+            if self.failed:
+                self._guarded(self._save)
             self._stopped.set()
 
     def _serve_control(self) -> None:
+        log.info("serving", extra={"model": None, "worker": self.name})
         self._stopping.wait()
         self._stopped.set()
 
@@ -130,8 +142,9 @@ class Service:
         self._flusher = Flusher(self.settings, self.ledger, self.store, self._held, fingerprint)
         self._flusher.start()
         self._puller = puller = Puller(
-            self._engine, self.ledger, fingerprint, self._held, self._flusher, self.name
+            self._engine, self.ledger, fingerprint, self._held, self._flusher, self.name, self._watchdog
         )
+        self._watchdog.start()
         log.info("serving", extra={"model": fingerprint, "worker": self.name})
         while not self._stopping.is_set():
             if not puller.turn():
@@ -150,6 +163,28 @@ class Service:
             self._guarded(puller.release_all)
         flusher.close(max(0.5, self._stop_at - time.monotonic()))
         log.info("drained", extra={"left_to_expire": len(self._held)})
+
+    def _save(self) -> None:
+        """Write what is finished and give back what only waited; of what runs, the leases will tell."""
+        if self._puller and self._flusher:
+            self._flusher.close(self.settings.drain_seconds * (1 - FLUSH_SHARE))
+            self._puller.release_waiting()
+
+    def _end_hung(self, seconds: float) -> None:
+        """End the process. In a thread of its own what can be saved is: the engine may hold any lock."""
+        self._stopping.set()
+        saving = Thread(target=self._last_words, args=(seconds,), name="saving", daemon=True)
+        saving.start()
+        saving.join(self.settings.drain_seconds)
+        os._exit(EXIT_CODE)
+
+    def _last_words(self, seconds: float) -> None:
+        reason = f"The engine has been in one step for {seconds:.0f} s (LONGHAUL_STEP_TIMEOUT_SECONDS)"
+        print(f"longhaul: {reason}; the process ends.", file=sys.stderr, flush=True)
+        log.critical("the engine hangs", extra={"seconds": round(seconds, 1), "stacks": _stacks()})
+        self._guarded(self._save)
+        running = sorted(self._engine.running) if self._engine else []
+        log.critical("ending the process", extra={"running": running, "left_to_expire": len(self._held)})
 
     def _heartbeat(self) -> None:
         self._control.extend()
@@ -181,3 +216,14 @@ class Service:
             log.warning("turn failed", extra={"turn": getattr(call, "__name__", "turn")}, exc_info=error)
             self._stopped.wait(min(1.0, self.settings.poll_seconds))
             return None
+
+
+def _stacks() -> dict[str, list[str]]:
+    """Return where the threads are that run a model."""
+    frames = sys._current_frames()
+    found = [thread for thread in threading.enumerate() if thread.name in ("engine", "generate")]
+    return {
+        thread.name: [line.strip() for line in traceback.format_stack(frames[thread.ident])]
+        for thread in found
+        if thread.ident in frames
+    }

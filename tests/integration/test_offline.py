@@ -32,14 +32,15 @@ class Runs:
         lines = (planning.line(f"r{n}", f"{n}", max_tokens=-1 if n == 7 else 4) for n in range(40))
         (directory / "in.jsonl").write_bytes(b"".join(lines))
 
-    def start(self, step_seconds: float) -> subprocess.Popen[str]:
+    def start(self, step_seconds: float, *faults: str, **settings: str) -> subprocess.Popen[str]:
         arguments = ["run", str(self.directory / "in.jsonl"), "-o", str(self.output)]
         arguments += ["--model", str(self.model), "--engine", "echo", "--fault", f"slow:{step_seconds}"]
+        arguments += [part for fault in faults for part in ("--fault", fault)]
         self.started.append(
             subprocess.Popen(
                 [sys.executable, "-c", COMMAND, *arguments, "--max-running", "2"],
                 cwd=ROOT,
-                env=os.environ | {"LONGHAUL_FLUSH_SECONDS": "0.2", "NO_COLOR": "1"},
+                env=os.environ | {"LONGHAUL_FLUSH_SECONDS": "0.2", "NO_COLOR": "1"} | settings,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -113,3 +114,43 @@ def test_an_interrupted_run_keeps_every_row_of_its_last_step(runs: Runs, number:
     assert len(rows) == len(set(rows))
     assert len(rows) % 2 == 0
     assert not runs.output.exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "message"),
+    [
+        ("kill", -signal.SIGKILL, ""),
+        ("break", 1, "the run broke off: RuntimeError('an injected fault'). The same command goes on"),
+        ("hang", 70, "the engine has been in one step for 2 s. The same command goes on"),
+    ],
+)
+def test_a_line_that_ends_every_run_is_given_up(runs: Runs, fault: str, code: int, message: str) -> None:
+    poison = planning.line("poison", "the 99 poison", max_tokens=4)
+    with (runs.directory / "in.jsonl").open("ab") as lines:
+        lines.write(poison)
+    codes = []
+    for _ in range(4):
+        process = runs.start(0, f"{fault}:99", LONGHAUL_STEP_TIMEOUT_SECONDS="2")
+        said, _ = process.communicate(timeout=60)
+        codes.append(process.returncode)
+        assert process.returncode == 3 or message in said, said
+    # Once among others, twice alone; then the others are all there.
+    assert codes == [code, code, code, 3]
+    assert runs.names("out.jsonl") == [f"r{n}" for n in range(40) if n != 7]
+    assert runs.names("out.errors.jsonl") == ["r7", "poison"]
+    last = (runs.directory / "out.errors.jsonl").read_bytes().splitlines()[-1]
+    assert orjson.loads(last)["error"]["code"] == "worker_lost"
+    rows = [orjson.loads(line)["row"] for data in runs.parts().values() for line in data.splitlines()]
+    assert len(rows) == len(set(rows))
+
+
+def test_who_ran_beside_a_killed_run_is_not_given_up(runs: Runs) -> None:
+    for _ in range(3):
+        process = runs.start(0.3)
+        time.sleep(2.5)
+        process.kill()
+        process.communicate(timeout=20)
+    last = runs.start(0)
+    last.communicate(timeout=60)
+    assert last.returncode == 3
+    assert runs.names("out.errors.jsonl") == ["r7"]

@@ -1,11 +1,13 @@
 """`longhaul up` as a process tree: it works, it resumes, and whatever ends it leaves nothing running."""
 
+import concurrent.futures
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -122,6 +124,36 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path, models: dict[str, Any]) 
         assert running.poll() == ["worker 1 ended with exit status -9; started another."]
         assert run_batch(running.api_url, ["once more"])["status"] == "completed"
         assert running.poll() == []
+
+
+def test_workers_that_a_request_kills_come_back_until_it_is_given_up(
+    tmp_path: Path, models: dict[str, Any]
+) -> None:
+    poison = {"echo": models["echo"] | {"faults": ["break:poison"]}}
+    short = {"LEASE": "1", "HEARTBEAT": "0.3", "REAP": "0.5"}
+    extra = {f"LONGHAUL_{name}_SECONDS": value for name, value in short.items()}
+    port = servers.free_port()
+    with stack.Stack(tmp_path, models=poison, store="local", api_port=port, extra=extra) as running:
+        said: list[str] = []
+        stopping = threading.Event()
+
+        def look() -> None:
+            while not stopping.wait(0.2):
+                said.extend(running.poll())
+
+        # Here, not in the pool: a thread that starts a worker must live as long as it.
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            batch = pool.submit(run_batch, running.api_url, ["fine", "the poison", "fine too"])
+            batch.add_done_callback(lambda _: stopping.set())
+            look()
+        counts = batch.result()["request_counts"]
+    assert counts == {"total": 3, "completed": 2, "failed": 1}
+    assert [re.sub(r" Its last.*", "", line) for line in said] == [
+        "worker 1 ended with exit status 1; started another.",
+        "worker 1 ended with exit status 1; another starts in 1 s.",
+        "worker 1 ended with exit status 1; another starts in 2 s.",
+        "worker 1 ended with exit status 1; another starts in 4 s.",
+    ]
 
 
 def test_a_worker_that_cannot_run_ends_the_stack_with_its_own_words(tmp_path: Path) -> None:

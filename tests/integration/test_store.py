@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 import pytest
 
-from jobs import embedded, errors, ids, store_s3_calls
+from jobs import embedded, errors, ids, store_s3, store_s3_calls
 from jobs.settings import Settings
 from jobs.store import ObjectStore, open_store
 from tests import faulty_http
@@ -89,7 +89,9 @@ def test_list_goes_on_after_a_thousand(objects: ObjectStore) -> None:
     assert {found.key for found in objects.list("many/")} == keys
 
 
-@pytest.mark.parametrize("fault", [{"status": 503}, {"status": 500}, {"loses_answer": True}])
+@pytest.mark.parametrize(
+    "fault", [{"status": 503}, {"status": 500}, {"loses_answer": True}, {"resets": True}]
+)
 def test_every_operation_survives_passing_failures(
     faulty: ObjectStore, proxy: faulty_http.Proxy, fault: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -260,6 +262,33 @@ def test_check_does_not_wait_for_a_silent_server(opened: Opened, proxy: faulty_h
     with pytest.raises(errors.StoreUnreachable, match="no answer from"):
         opened(s3_endpoint_url=proxy.url).check()
     assert time.monotonic() - start < 6
+
+
+@pytest.mark.parametrize("fault", [{"status": 503}, {"hang_seconds": 5}, {"resets": True}, {"tears": True}])
+def test_in_a_hurry_a_call_is_given_up_in_time(
+    seaweedfs: embedded.SeaweedServer,
+    proxy: faulty_http.Proxy,
+    fault: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_s3, "HURRY_SECONDS", 0.3)
+    monkeypatch.setattr(store_s3_calls, "FIRST_DELAY_SECONDS", 0.1)
+    hurried = open_store(
+        Settings(
+            store_url=f"s3://{seaweedfs.bucket}/{ids.ulid()}",
+            s3_endpoint_url=proxy.url,
+            s3_access_key_id=seaweedfs.access_key,
+            s3_secret_access_key=seaweedfs.secret_key,
+        ),
+        hurried=True,
+    )
+    proxy.faults[:] = [Fault(lambda request: True, times=100, **fault)]
+    start = time.monotonic()
+    with pytest.raises(errors.StoreUnreachable):
+        hurried.put("a", b"xyz")
+    assert time.monotonic() - start < 2
+    proxy.faults.clear()
+    assert hurried.size("a") is None
 
 
 def test_bucket_that_is_gone_is_not_an_absent_object(opened: Opened) -> None:

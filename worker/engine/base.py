@@ -74,6 +74,11 @@ class Engine(ABC):
         """Stop and free the model. Requests still here are forgotten."""
 
     @property
+    def progress(self) -> tuple[int, ...] | None:
+        """None: every step that returns has got on. Else what is another when it has, since the last one."""
+        return None
+
+    @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._running or self._ready)
 

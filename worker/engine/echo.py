@@ -18,15 +18,18 @@ from worker.engine.types import Completion, EngineConfig, Row, Timings
 
 log = logging.getLogger(__name__)
 _NO_LIMIT = 1 << 40
+_KINDS = ("kill", "raise", "break", "hang", "memory")
 
 
 class EchoEngine(Engine):
     """Completes a request with the last tokens of its prompt, up to max_tokens; a step finishes all that run.
     An embedding is a few numbers made of the hash of its input.
 
-    Faults: `kill:TEXT` kills the process when a running prompt contains TEXT, `raise:TEXT` makes that request
-    an error, `hang:TEXT` never returns from the step (until `close`), `slow:SECONDS` makes each step so long.
-    `trace:FILE` is none: it appends the id of each request that was computed to a file.
+    Faults happen when a running prompt contains TEXT: `kill:TEXT` kills the process, `raise:TEXT` makes that
+    request an error, `break:TEXT` raises out of the step, `hang:TEXT` never returns from it, not even when
+    the engine is closed, `memory:TEXT` takes memory until there is no more (limit the process first!).
+    `slow:SECONDS` makes each step so long. `trace:FILE` is none: it appends the id of each request that was
+    computed to a file.
     """
 
     def __init__(self, tokenizer: Any, config: EngineConfig, faults: Iterable[str] = ()) -> None:
@@ -35,7 +38,7 @@ class EchoEngine(Engine):
         self._closing = threading.Event()
         self._slow_seconds = 0.0
         self._trace: Path | None = None
-        self._texts: dict[str, list[str]] = {"kill": [], "raise": [], "hang": []}
+        self._texts: dict[str, list[str]] = {kind: [] for kind in _KINDS}
         for fault in faults:
             kind, _, value = fault.partition(":")
             if kind == "slow":
@@ -45,9 +48,8 @@ class EchoEngine(Engine):
             elif kind in self._texts and value:
                 self._texts[kind].append(value)
             else:
-                raise ValueError(
-                    f"{fault!r} is not a fault: kill:TEXT, raise:TEXT, hang:TEXT, slow:SECONDS or trace:FILE"
-                )
+                known = ", ".join(f"{kind}:TEXT" for kind in _KINDS)
+                raise ValueError(f"{fault!r} is not a fault: {known}, slow:SECONDS or trace:FILE")
 
     @classmethod
     def open(
@@ -108,13 +110,24 @@ class EchoEngine(Engine):
         raised = set()
         for row in rows:
             prompt = self.tokenizer.decode(row.request.prompt_ids, skip_special_tokens=True)
-            if any(text in prompt for text in self._texts["kill"]):
+            kinds = [kind for kind in _KINDS if any(text in prompt for text in self._texts[kind])]
+            if "kill" in kinds:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if any(text in prompt for text in self._texts["hang"]):
-                self._closing.wait()
-            if any(text in prompt for text in self._texts["raise"]):
+            if "memory" in kinds:
+                _take_all_memory()
+            if "break" in kinds:
+                raise RuntimeError("an injected fault")
+            while "hang" in kinds:
+                time.sleep(60)
+            if "raise" in kinds:
                 raised.add(row.id)
         return raised
+
+
+def _take_all_memory() -> None:
+    taken = []
+    while True:
+        taken.append(b"x" * (16 << 20))  # written to, so that it is really taken
 
 
 def _load_tokenizer(source: str, config: EngineConfig) -> Any:

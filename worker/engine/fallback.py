@@ -65,6 +65,12 @@ class FallbackEngine(Engine):
         # Until a step has seen the end of the batch, no other can start.
         return self._busy or super().has_work
 
+    @property
+    def progress(self) -> tuple[int, ...] | None:
+        # The batch has a thread of its own: a step returns while that one is stuck.
+        stats = self.stats
+        return (stats.batches, stats.decode_steps, stats.requests_finished) if self._busy else None
+
     def room(self) -> int:
         """Return how many requests to claim now: none while a batch runs, because none can join it."""
         if self._busy:

@@ -171,4 +171,6 @@ def environment(settings: Settings) -> dict[str, str]:
         name: value if isinstance(value, str) else orjson.dumps(value).decode()
         for name, value in values.items()
     }
+    if settings.s3_secret_access_key:  # masked in a dump
+        plain["s3_secret_access_key"] = settings.s3_secret_access_key.get_secret_value()
     return {PREFIX + name.upper(): value for name, value in plain.items()}

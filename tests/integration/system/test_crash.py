@@ -97,6 +97,24 @@ def test_worker_told_to_stop_drains_and_loses_nothing(system: Start) -> None:
     assert all(row["attempts"] == 0 for row in one.metrics(job_id))
 
 
+def test_rows_that_are_finished_but_not_written_are_not_given_back_by_a_drain(
+    system: Start, tmp_path: Path
+) -> None:
+    # Race: the stop comes between the end of a request and the part that holds its row.
+    trace = tmp_path / "computed"
+    one = system(faults=("slow:0.3", f"trace:{trace}"), max_running=4, flush_seconds=5)
+    first = one.start_worker().wait_serving()
+    job_id = one.submit(said(name, f"text {name}") for name in names(24))
+    wait_until(lambda: trace.exists() and len(trace.read_text().split()) >= 8, "some are computed")
+    assert one.done(job_id) == 0
+    first.signal(signal.SIGTERM)
+    assert first.process.wait(one.settings.drain_seconds + 5) == 0
+    one.start_worker()
+    one.finished(job_id)
+    one.accounted(job_id, names(24))
+    assert len(trace.read_text().split()) == 24
+
+
 def test_stopped_worker_that_comes_back_writes_nothing_that_counts(system: Start) -> None:
     # Race: SIGSTOP for longer than the lease; the zombie then finishes its group and tries to complete it.
     one = system(faults=("slow:1.0",), max_running=4, lease_seconds=2, heartbeat_seconds=0.5)

@@ -1,6 +1,7 @@
 """The engine without a model: fast, deterministic, and faulty on demand."""
 
 import multiprocessing
+import resource
 import signal
 import subprocess
 import sys
@@ -92,17 +93,39 @@ def test_kill_kills_the_process_that_runs_the_prompt(tiny_path: Path, text: str,
     assert child.exitcode == code
 
 
-def test_hang_hangs_until_the_engine_is_closed(tiny_path: Path) -> None:
+def test_hang_does_not_end_when_the_engine_is_closed(tiny_path: Path) -> None:
     engine = open_echo(tiny_path, "hang:mud")
     engine.add([request("a", engine.tokenizer.encode("mud").ids)])
-    stepping = threading.Thread(target=engine.step)
+    stepping = threading.Thread(target=engine.step, daemon=True)
     stepping.start()
     stepping.join(0.3)
-    assert stepping.is_alive()
     assert engine.running == {"a"}
     engine.close()
-    stepping.join(5)
-    assert not stepping.is_alive()
+    stepping.join(0.3)
+    assert stepping.is_alive()
+
+
+def test_break_raises_out_of_the_step(tiny_path: Path) -> None:
+    engine = open_echo(tiny_path, "break:glass")
+    engine.add([request("a", engine.tokenizer.encode("glass").ids)])
+    with pytest.raises(RuntimeError, match="an injected fault"):
+        engine.step()
+    assert engine.running == {"a"}
+
+
+def _run_limited(path: Path) -> None:
+    engine = open_echo(path, "memory:much")
+    engine.add([request("a", engine.tokenizer.encode("too much").ids)])
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    with pytest.raises(MemoryError):
+        engine.step()
+
+
+def test_memory_takes_all_there_is(tiny_path: Path) -> None:
+    child = multiprocessing.get_context("spawn").Process(target=_run_limited, args=(tiny_path,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
 
 
 @pytest.mark.parametrize("fault", ["kill", "kill:", "boom:x", "slow:abc"])

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -297,6 +298,22 @@ def test_a_lost_device_is_raised_by_step(open_tiny: Open, monkeypatch: pytest.Mo
     for _ in range(2):
         with pytest.raises(torch.AcceleratorError):
             wait_for(engine, 1)
+
+
+def test_a_batch_that_is_stuck_makes_no_progress(open_tiny: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_tiny()
+    released = threading.Event()
+    monkeypatch.setattr(engine._loaded.model, "generate", lambda **_: released.wait(30))
+    assert engine.progress is None
+    engine.add([request("a", [5, 6])])
+    engine.step()
+    before = engine.progress
+    assert before is not None
+    engine.step()  # it returns all the same, while the batch is stuck in its own thread
+    assert engine.progress == before
+    released.set()
+    wait_idle(engine)
+    assert engine.progress is None
 
 
 def test_logits_that_are_no_numbers_are_an_error_of_the_row(
