@@ -91,6 +91,8 @@ class Batches:
 
     def _view(self, record: JobRecord, job: Job | None) -> schema.Batch:
         manifest = self.ended(record, job)
+        if job is None and manifest is not None and self._ends(record.id):
+            return views.ending(record, manifest)
         cancelled = job is None and manifest is None and self._cancel_accepted(record.id)
         return views.batch(record, job, manifest, cancelled)
 
@@ -135,6 +137,10 @@ class Batches:
         with ThreadPoolExecutor(_READERS) as pool:
             records = pool.map(self.find, open_ids)
             return any(record is not None and record.input_key == file.key for record in records)
+
+    def _ends(self, job_id: str) -> bool:
+        # Redis forgot it between its manifest and the records of its files, which recovery will write.
+        return self.store.size(f"open/{job_id}") is not None
 
     def _cancel_accepted(self, job_id: str) -> bool:
         return self.store.size(_cancelled_key(job_id)) is not None

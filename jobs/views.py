@@ -43,6 +43,13 @@ def _running(record: JobRecord, job: Job) -> schema.Batch:
     )
 
 
+def ending(record: JobRecord, manifest: Manifest) -> schema.Batch:
+    """Return the Batch of a job whose manifest lies in the store, but of whose files that is not known."""
+    status = "cancelling" if manifest.state == "cancelled" else "finalizing"
+    times = {name: at for name, at in manifest.times.items() if name != f"{manifest.state}_at"}
+    return _batch(record, status, manifest.model, times, **_counted(manifest))
+
+
 def _ended(record: JobRecord, manifest: Manifest) -> schema.Batch:
     files = {kind: facts["id"] for kind, facts in manifest.files.items()}
     lines = [schema.LineError(**error) for error in manifest.errors]
@@ -54,11 +61,13 @@ def _ended(record: JobRecord, manifest: Manifest) -> schema.Batch:
         errors=schema.LineErrors(data=lines) if lines else None,
         output_file_id=files.get("output"),
         error_file_id=files.get("errors"),
-        request_counts=schema.RequestCounts(
-            total=manifest.total, completed=manifest.completed, failed=manifest.failed
-        ),
-        usage=_usage(*manifest.usage),
+        **_counted(manifest),
     )
+
+
+def _counted(manifest: Manifest) -> dict[str, object]:
+    counts = schema.RequestCounts(total=manifest.total, completed=manifest.completed, failed=manifest.failed)
+    return {"request_counts": counts, "usage": _usage(*manifest.usage)}
 
 
 def _batch(

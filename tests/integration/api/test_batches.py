@@ -9,7 +9,9 @@ import orjson
 import pytest
 from openai.types import Batch
 
-from jobs import ids
+from jobs import finalize, ids, recover
+from jobs.records import JobRecord, Manifest
+from jobs.store import ObjectStore
 from tests.integration.api.serving import Api, Hand, line, until
 
 STAMPS = (
@@ -102,6 +104,38 @@ def test_a_batch_that_redis_lost_waits_in_validating(serve: Callable[..., Api]) 
     assert strict(api, batch_id).status == "validating"
     assert api.client.batches.cancel(batch_id).status == "cancelling"
     assert strict(api, batch_id).status == "cancelling"
+
+
+def test_a_batch_is_not_ended_before_its_files_can_be_found(
+    serve: Callable[..., Api], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The race: the finalizer dies between the manifest and the records of its files, and Redis loses all.
+    api = serve(reap_seconds=600)
+    batch_id = api.create("a")
+    hand = Hand(api.context, batch_id, 1)
+    hand.begin()
+    hand.part((0, "a", False))
+    hand.end()
+
+    def only_manifest(store: ObjectStore, record: JobRecord, manifest: Manifest) -> Manifest:
+        store.put_new(finalize.manifest_key(record.id), manifest.to_json())
+        raise Died
+
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        patched.setattr(finalize, "publish", only_manifest)
+        hand.finish()
+    api.context.ledger.redis.flushall()
+    waiting = strict(api, batch_id)
+    assert (waiting.status, waiting.output_file_id, waiting.completed_at) == ("finalizing", None, None)
+    assert waiting.request_counts.completed == 1
+    recover.recover(api.context.ledger, api.context.store)
+    batch = strict(api, batch_id)
+    assert batch.status == "completed"
+    assert api.client.files.content(batch.output_file_id).content
+
+
+class Died(Exception):
+    """The finalizer was killed here."""
 
 
 def test_before_the_answer_the_record_and_the_markers_are_stored(api: Api) -> None:
