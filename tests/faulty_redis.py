@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from random import Random
 from urllib.parse import urlsplit
 
 _CHUNK = 1 << 16
@@ -25,7 +25,7 @@ class Proxy:
     port: int = 0
     delay_seconds: float = 0.0
     cut_share: float = 0.0
-    random: random.Random = field(default_factory=random.Random)
+    random: Random = field(default_factory=Random)
     cuts: int = 0
 
     @property
@@ -67,7 +67,7 @@ class Proxy:
 @contextmanager
 def proxied(upstream: str, seed: int = 0) -> Iterator[Proxy]:
     """Run a proxy before the Redis at `upstream`."""
-    proxy = Proxy(upstream, random=random.Random(seed))
+    proxy = Proxy(upstream, random=Random(seed))
     started, loop = threading.Event(), asyncio.new_event_loop()
     ended = asyncio.Event()
 

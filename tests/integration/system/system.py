@@ -28,12 +28,12 @@ def said(custom_id: str, text: str, **body: Any) -> dict[str, Any]:
 
 
 class Worker:
-    """One `celery -A worker worker` with its log."""
+    """One `celery -A worker worker` (or of another `app`) with its log."""
 
-    def __init__(self, settings: Settings, log: Path, **changes: str) -> None:
+    def __init__(self, settings: Settings, log: Path, app: str = "worker", **changes: str) -> None:
         self._log = log
         clean = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "CELERY"))}
-        command = [str(Path(sys.executable).with_name("celery")), "-A", "worker", "worker"]
+        command = [str(Path(sys.executable).with_name("celery")), "-A", app, "worker"]
         self._environment = clean | environment(settings) | changes
         with log.open("ab") as out:
             self.process = subprocess.Popen(
@@ -90,10 +90,10 @@ class System:
         self.api = self._stack.enter_context(serving.serve(settings))
         self.ledger, self.store = self.api.context.ledger, self.api.context.store
 
-    def start_worker(self, settings: Settings | None = None, **changes: str) -> Worker:
+    def start_worker(self, settings: Settings | None = None, app: str = "worker", **changes: str) -> Worker:
         """Start a worker; `changes` are environment variables."""
         log = self._directory / f"worker{len(self.workers)}.log"
-        self.workers.append(Worker(settings or self.settings, log, **changes))
+        self.workers.append(Worker(settings or self.settings, log, app, **changes))
         return self.workers[-1]
 
     def submit(self, requests: Iterable[dict[str, Any]], **fields: Any) -> str:
