@@ -1,4 +1,4 @@
-"""A worker whose clock is wrong, by the seconds that stand in the file CLOCK_FILE, and may jump while it runs."""
+"""A worker whose clock is wrong by the seconds that stand in the file CLOCK_FILE, and may jump."""
 
 import os
 import time

@@ -15,9 +15,10 @@ from jobs import schema
 from tests.chaos.api_process import ApiProcess, create
 from tests.chaos.scene import Scene, Set
 from tests.chaos.test_workers import ENDS
+from tests.integration.celery_worker import wait_until
 from tests.integration.system.system import said
 
-CLIENTS, JOBS, ROWS = 4, 12, 5
+CLIENTS, JOBS, ROWS = 4, 24, 3
 Start = Callable[[Scene], ApiProcess]
 
 
@@ -83,8 +84,10 @@ def test_the_api_ends_while_jobs_are_created_and_polled(
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         clients = [pool.submit(client, number) for number in range(CLIENTS)]
-        time.sleep(one.random.uniform(0, 0.4))
+        some = one.random.randrange(JOBS - 2 * CLIENTS)
+        wait_until(lambda: len(one.jobs) >= some, "some jobs are created")
         api.end(number)
+        assert len(one.jobs) < JOBS
         one.watch.struck(lives_on=True)
         api.start()
         api.wait_ready()

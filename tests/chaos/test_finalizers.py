@@ -2,9 +2,9 @@
 
 import threading
 import time
+from typing import Any
 
 from jobs.ledger import Ledger
-from jobs.store import ObjectStore
 from tests.chaos.scene import Scene, Set
 from tests.chaos.test_moments import readable
 from tests.integration.api.serving import Hand
@@ -15,12 +15,11 @@ ROWS = 10
 
 
 class Gate:
-    """A store before whose conditional put all wait until two have come: the manifests are written at once."""
+    """A store whose conditional puts wait until there are two: manifests are written at once."""
 
-    def __init__(
-        self, inner: ObjectStore, both: threading.Barrier, came: threading.Event, lag: float
-    ) -> None:
-        self._inner, self._both, self._came, self._lag = inner, both, came, lag
+    def __init__(self, one: Scene, both: threading.Barrier, came: threading.Event) -> None:
+        self._inner, self._both, self._came = one.one.store, both, came
+        self._lag = one.random.uniform(0, 0.005)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
@@ -59,9 +58,9 @@ def test_two_finalizers_write_their_manifests_at_once(scene: Set) -> None:
 def finalizer(one: Scene, both: threading.Barrier) -> tuple[threading.Thread, threading.Event]:
     """Return a thread that finalizes as a worker does, and whether it is about to write the manifest."""
     settings, came = one.one.settings, threading.Event()
-    store = Gate(one.one.store, both, came, one.random.uniform(0, 0.005))
+    store: Any = Gate(one, both, came)
     ledger = Ledger.connect(settings)
-    control = Control(settings, ledger, store, lambda _: None)  # type: ignore[arg-type]
+    control = Control(settings, ledger, store, lambda _: None)
 
     def run() -> None:
         wait_until(lambda: control.run_unit("finalize"), "a finalize unit was free", 20)
