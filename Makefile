@@ -5,7 +5,7 @@ PY := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run up test test-all check format bench bench-peers bootstrap model clean
+.PHONY: help run up test test-all chaos check format bench bench-peers bootstrap model clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' Makefile | expand -t 20
@@ -26,6 +26,15 @@ endif
 
 test-all: model ## also the long tier: chaos rounds, fuzzing, 50,000 lines
 	@$(PY) -m pytest $(ARGS)
+
+ROUNDS ?= 5
+REPORT := .longhaul/chaos.jsonl
+
+chaos: model ## what breaks, at random moments, ROUNDS=5 times each; then the table of docs/faults.md
+	@mkdir -p $(dir $(REPORT)); rm -f $(REPORT)
+	@LONGHAUL_CHAOS_ROUNDS=$(ROUNDS) LONGHAUL_CHAOS_REPORT=$(abspath $(REPORT)) \
+		$(PY) -m pytest -q tests/chaos --ignore=tests/chaos/test_every_step.py $(ARGS)
+	@$(PY) -m tests.chaos.table $(REPORT)
 
 check: bootstrap ## ruff, format, mypy
 	@$(PY) -m ruff check .

@@ -90,7 +90,10 @@ class Watch:
         and each job that was being planned or finalized then had left that state.
         """
         one = self._one
-        wait_until(self._went_on, f"{self.in_work or self._in_step} go on", 120)
+        try:
+            wait_until(self._went_on, "work goes on", 60)
+        except AssertionError:
+            raise AssertionError(self._stuck()) from None
         went_on = time.monotonic()
         for job_id in jobs:
             one.finished(job_id, 120)
@@ -114,6 +117,12 @@ class Watch:
             return all(map(self._has_moved, self._in_step)) and self.done(self.in_work)
         except redis.RedisError:
             return False
+
+    def _stuck(self) -> str:
+        ledger = self._one.ledger
+        jobs = [job for job in ledger.jobs(ledger.unfinished()) if job]
+        tails = "\n".join(worker.log[-3000:] for worker in self._one.workers)
+        return f"in work: {self.in_work}, in step: {self._in_step}, {ledger.depth()}, {jobs}\n{tails}"
 
     def _has_moved(self, job_id: str) -> bool:
         job = self._one.ledger.job(job_id)
