@@ -3,12 +3,13 @@
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 
 from jobs.embedded import RedisServer
@@ -108,6 +109,18 @@ class Moment:
             return False
         self._caller = next(n for n, proxy in enumerate(self._proxies) if proxy is request.proxy)  # type: ignore[attr-defined]
         return True
+
+
+def tiers(cases: Iterable[tuple[Any, ...]], everyday: Container[tuple[Any, ...]]) -> list[Any]:
+    """Return cases as parameters of a test; those that are not everyday are left to the long tier."""
+    return [
+        pytest.param(
+            *case,
+            marks=() if case in everyday else pytest.mark.long,
+            id="-".join(getattr(value, "name", None) or str(value) for value in case),
+        )
+        for case in cases
+    ]
 
 
 def wait_stopped(worker: Worker) -> None:

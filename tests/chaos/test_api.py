@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from jobs import schema
+from tests.chaos import scene as scenes
 from tests.chaos.api_process import ApiProcess, create
 from tests.chaos.scene import Scene, Set
 from tests.chaos.test_workers import ENDS
@@ -65,7 +66,7 @@ class Poller(threading.Thread):
                     self.wrong.append(answer.text)
 
 
-@pytest.mark.parametrize("number", ENDS)
+@pytest.mark.parametrize("number", scenes.tiers([(each,) for each in ENDS], {(signal.SIGKILL,)}))
 def test_the_api_ends_while_jobs_are_created_and_polled(
     scene: Set, start_api: Start, number: signal.Signals
 ) -> None:

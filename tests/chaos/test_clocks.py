@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.scene import Set
 
 APP = "tests.chaos.clock_worker"
@@ -35,6 +37,7 @@ def test_workers_whose_clocks_are_wrong_by_hours_and_jump(scene: Set, tmp_path: 
     assert all(claimed), "both took part"
 
 
+@pytest.mark.long
 def test_a_killed_worker_whose_clock_is_ahead_is_replaced_in_time(scene: Set, tmp_path: Path) -> None:
     # Were leases counted by the clocks of workers, its own would last for a day.
     one = scene()

@@ -28,6 +28,13 @@ STRIKES = {
     signal.SIGTERM: "told to stop (SIGTERM)",
     signal.SIGSTOP: "stopped for longer than its lease",
 }
+EVERYDAY = {
+    ("planning", signal.SIGKILL),
+    ("writing a part", signal.SIGSTOP),
+    ("writing the output", signal.SIGTERM),
+    ("writing the manifest", signal.SIGKILL),
+    ("writing the manifest", signal.SIGSTOP),
+}
 HANG_SECONDS = 3.0
 
 
@@ -49,8 +56,9 @@ def workers_behind(one: Scene, proxies: list[Proxy]) -> list[Worker]:
     return [worker.wait_serving() for worker in started]
 
 
-@pytest.mark.parametrize("number", STRIKES)
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    ("moment", "number"), scenes.tiers([(moment, each) for moment in MOMENTS for each in STRIKES], EVERYDAY)
+)
 def test_a_worker_is_struck_in_the_middle(
     on_s3: Scene, proxies: list[Proxy], moment: str, number: signal.Signals
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from tests import faulty_redis
+from tests.chaos import scene as scenes
 from tests.chaos.scene import OwnRedis, Scene, Set
 from tests.integration.celery_worker import wait_until
 from tests.integration.system.system import environment, line
@@ -61,7 +62,7 @@ def test_redis_restarts_with_nothing(scene: Set, own_redis: OwnRedis) -> None:
     one.settle("Redis restarts with nothing")
 
 
-@pytest.mark.parametrize("commands", [1, 2])
+@pytest.mark.parametrize("commands", scenes.tiers([(1,), (2,)], {(2,)}))
 def test_redis_restarts_with_nothing_and_longhaul_recover_is_run(
     scene: Set, own_redis: OwnRedis, commands: int
 ) -> None:

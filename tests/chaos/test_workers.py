@@ -21,7 +21,7 @@ def end(worker: Worker, number: signal.Signals, drain_seconds: float) -> None:
     assert code == (0 if number is signal.SIGTERM else -number), worker.log[-2000:]
 
 
-@pytest.mark.parametrize("number", ENDS)
+@pytest.mark.parametrize("number", scenes.tiers([(each,) for each in ENDS], {(signal.SIGKILL,)}))
 def test_one_of_two_workers_ends(scene: Set, number: signal.Signals) -> None:
     one = scene()
     workers = one.workers()
@@ -36,7 +36,7 @@ def test_one_of_two_workers_ends(scene: Set, number: signal.Signals) -> None:
     assert made.recomputed <= (8 if number is signal.SIGKILL else 0)
 
 
-@pytest.mark.parametrize("number", ENDS)
+@pytest.mark.parametrize("number", scenes.tiers([(each,) for each in ENDS], {(signal.SIGTERM,)}))
 def test_all_workers_end(scene: Set, number: signal.Signals) -> None:
     one = scene()
     workers = one.workers()
@@ -71,6 +71,7 @@ def test_a_worker_stopped_for_longer_than_its_lease_writes_nothing_that_counts(s
     wait_until(lambda: noticed(zombie), "the zombie noticed that its leases are gone")
 
 
+@pytest.mark.long
 def test_a_worker_stopped_for_about_its_lease_goes_on(scene: Set) -> None:
     one = scene()
     workers = one.workers()
