@@ -21,6 +21,9 @@ REPORT = "LONGHAUL_CHAOS_REPORT"
 """The file that gets a line for each round, from which `tests.chaos.table` makes docs/faults.md."""
 
 
+_STEPS = {State.VALIDATING, State.FINALIZING, State.CANCELLING}
+
+
 @dataclass(frozen=True)
 class Round:
     """What one round of a fault cost. `recomputed` rows were in flight; `seconds` from fault to recovery."""
@@ -76,7 +79,7 @@ class Watch:
         self._in_flight.update(undone | leased if lives_on else undone)
         self.in_work = undone | leased
         states = {job.id: job.state for job in self._one.ledger.jobs(open_jobs) if job}
-        self._in_step = {name: state for name, state in states.items() if state is not State.IN_PROGRESS}
+        self._in_step = {job_id: state for job_id, state in states.items() if state in _STEPS}
         self._clock = time.monotonic()
 
     def over(self) -> None:
