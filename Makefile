@@ -19,7 +19,8 @@ up: model ## start Redis, store, API and a worker; leave them running until Ctrl
 test: model ## the everyday tests, on real servers (ARGS="-k ledger")
 ifeq ($(ARGS),)
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q -m "not long" tests/unit
-	@$(PY) -m pytest -m "not long" tests/integration tests/chaos
+	@$(PY) -m pytest -m "not long" tests/integration
+	@$(PY) -m pytest -n 2 -q -m "not long" tests/chaos
 else
 	@$(PY) -m pytest -m "not long" $(ARGS)
 endif
