@@ -27,6 +27,7 @@ class Proxy:
     cut_share: float = 0.0
     random: Random = field(default_factory=Random)
     cuts: int = 0
+    open: set[asyncio.StreamWriter] = field(default_factory=set)
 
     @property
     def url(self) -> str:
@@ -42,13 +43,12 @@ class Proxy:
             return
         ways = [self._carry(reader, requests, 0), self._carry(answers, writer, 1)]
         tasks = [asyncio.ensure_future(way) for way in ways]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for end in (writer, requests):
-                end.transport.abort()
-            for task in tasks:
-                task.cancel()
+        self.open |= {writer, requests}
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        self.open -= {writer, requests}
+        for end in (writer, requests):
+            end.transport.abort()
+        await asyncio.wait(tasks)
 
     async def _carry(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, answers: int) -> None:
         with contextlib.suppress(OSError):
@@ -77,10 +77,10 @@ def proxied(upstream: str, seed: int = 0) -> Iterator[Proxy]:
         started.set()
         await ended.wait()
         server.close()
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
+        for end in list(proxy.open):
+            end.transport.abort()
+        if rest := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(rest, timeout=2)
 
     thread = threading.Thread(target=loop.run_until_complete, args=(run(),), daemon=True)
     thread.start()
