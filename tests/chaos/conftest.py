@@ -3,9 +3,11 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from jobs.embedded import SeaweedServer
 from tests.chaos.scene import OwnRedis, Scene, Set
 from tests.integration.system.conftest import Start, start_system, system, tiny
 
@@ -32,6 +34,13 @@ def scene(system: Start, tmp_path: Path, seed: int) -> Set:
         return Scene(system(faults=("slow:0.2", f"trace:{trace}"), **(values | changes)), trace, seed)
 
     return make
+
+
+@pytest.fixture
+def on_s3(scene: Set, seaweedfs: SeaweedServer) -> Scene:
+    """Set a scene whose store is SeaweedFS."""
+    place = f"s3://{seaweedfs.bucket}/{uuid4().hex}"
+    return scene(store_url=place, s3_endpoint_url=seaweedfs.endpoint_url)
 
 
 @pytest.fixture

@@ -2,14 +2,13 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from uuid import uuid4
 
 import pytest
 
 from jobs import finalize
 from jobs.embedded import SeaweedServer
 from tests.chaos import scene as scenes
-from tests.chaos.scene import Moment, Scene, Set
+from tests.chaos.scene import Moment, Scene
 from tests.faulty_http import Proxy, proxied
 from tests.integration.system.system import Worker
 
@@ -22,12 +21,6 @@ ROWS = 24
 def proxy(seaweedfs: SeaweedServer) -> Iterator[Proxy]:
     with proxied(seaweedfs.endpoint_url) as one:
         yield one
-
-
-@pytest.fixture
-def on_s3(scene: Set, seaweedfs: SeaweedServer) -> Scene:
-    place = f"s3://{seaweedfs.bucket}/{uuid4().hex}"
-    return scene(store_url=place, s3_endpoint_url=seaweedfs.endpoint_url)
 
 
 def cancel(one: Scene, job_id: str) -> int:
@@ -96,7 +89,8 @@ def test_a_job_ends_before_its_time_and_the_one_who_writes_that_is_killed(
     one.one.start_worker().wait_serving()
     one.watch.over()
     ENDS[end](one, job_id)
-    one.settle(f"a job {end} is finalized by a worker that is killed (-9)")
+    ended = "was cancelled" if end == "cancelled" else "expired"
+    one.settle(f"a job that {ended} is finalized by a worker that is killed (-9)")
     ended_as(one, job_id, end)
 
 

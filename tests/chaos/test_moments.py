@@ -4,14 +4,13 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from uuid import uuid4
 
 import pytest
 
 from jobs import finalize
 from jobs.embedded import SeaweedServer
 from tests.chaos import scene as scenes
-from tests.chaos.scene import Moment, Scene, Set
+from tests.chaos.scene import Moment, Scene
 from tests.chaos.test_workers import end, noticed
 from tests.faulty_http import Proxy, proxied
 from tests.integration.celery_worker import wait_until
@@ -43,12 +42,6 @@ def proxies(seaweedfs: SeaweedServer) -> Iterator[list[Proxy]]:
     """Two proxies before the store, one for each worker."""
     with ExitStack() as stack:
         yield [stack.enter_context(proxied(seaweedfs.endpoint_url)) for _ in range(2)]
-
-
-@pytest.fixture
-def on_s3(scene: Set, seaweedfs: SeaweedServer) -> Scene:
-    place = f"s3://{seaweedfs.bucket}/{uuid4().hex}"
-    return scene(store_url=place, s3_endpoint_url=seaweedfs.endpoint_url)
 
 
 def workers_behind(one: Scene, proxies: list[Proxy]) -> list[Worker]:
