@@ -6,6 +6,7 @@ import sys
 
 import uvicorn
 
+from api import protocol
 from api.app import start
 from jobs import errors, log
 from jobs.settings import Settings
@@ -19,13 +20,15 @@ def main() -> int:
     options = parser.parse_args()
     log.setup()
     try:
-        app = start(Settings.load())
+        settings = Settings.load()
+        app = start(settings)
     except errors.LonghaulError as error:
         print(f"longhaul api: {error}", file=sys.stderr)
         return 1
     # uvicorn drains, then raises the signal again: an end that was asked for is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    uvicorn.run(app, host=options.host, port=options.port, log_config=None)
+    served = protocol.options(settings.upload_idle_seconds)
+    uvicorn.run(app, host=options.host, port=options.port, **served)
     return 0
 
 

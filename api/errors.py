@@ -57,6 +57,8 @@ def answer(error: errors.LonghaulError, status: int | None = None) -> Response:
         headers["Retry-After"] = "1"
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if status == 408:
+        headers["Connection"] = "close"
     return JSONResponse(error.body(), status, headers)
 
 

@@ -64,6 +64,34 @@ class TooLarge(InvalidRequest):
     code = "file_too_large"
 
 
+class TooSlow(InvalidRequest):
+    """The request did not arrive in time: {reason} (LONGHAUL_UPLOAD_IDLE_SECONDS)."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class TargetTooLong(InvalidRequest):
+    """Path and query are longer than {limit} bytes."""
+
+    status = 414
+    code = "uri_too_long"
+
+
+class Compressed(InvalidRequest):
+    """Content-Encoding {encoding!r} is not accepted: send the body as it is."""
+
+    status = 415
+    code = "unsupported_content_encoding"
+
+
+class HeadTooLarge(InvalidRequest):
+    """The request has more than {headers} headers, or more than {limit} bytes of them."""
+
+    status = 431
+    code = "headers_too_large"
+
+
 class Unavailable(LonghaulError):
     """{message}"""
 

@@ -45,6 +45,10 @@ class ModelSettings(BaseModel):
     trust_remote_code: bool = Field(
         False, description="Run the model's own Python code. Only for sources you trust."
     )
+    pickle_weights: bool = Field(
+        False,
+        description="Also load weights that are no safetensors (pytorch_model.bin). Only from sources you trust.",
+    )
     chat_template: str | None = Field(
         None, description="Path of a Jinja file to render chats with; None: the template of the model."
     )
@@ -110,6 +114,12 @@ class Settings(BaseSettings):
     max_line_bytes: int = Field(10_000_000, gt=0, description="Longest line of an input file.")
     max_inline_bytes: int = Field(
         20_000_000, gt=0, description="Largest body of POST /v1/batches, which is held in memory."
+    )
+    upload_idle_seconds: float = Field(
+        30,
+        gt=0,
+        description="A request of which no byte arrives for this long, or after that fewer than 1000 bytes a"
+        " second, is refused with 408; one whose head is not complete by then is cut off.",
     )
     default_max_tokens: int | None = Field(
         None, gt=0, description="Output limit of a request that names none; None: the rest of the context."
