@@ -91,13 +91,14 @@ def _compiled(template: str) -> Any:
 @lru_cache(1)
 def _environment() -> Any:
     from jinja2 import TemplateError, ext, nodes, parser, sandbox, utils
+    from jinja2.exceptions import SecurityError
 
     class Generation(ext.Extension):
         """The tag of transformers that marks what an assistant said."""
 
         tags = {"generation"}
 
-        def parse(self, parser: parser.Parser) -> nodes.CallBlock:
+        def parse(self, parser: parser.Parser) -> nodes.Node:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
@@ -110,7 +111,7 @@ def _environment() -> Any:
 
         def __setitem__(self, name: str, value: Any) -> None:
             if name.startswith("_"):
-                raise sandbox.SecurityError(f"a namespace cannot have {name!r}")
+                raise SecurityError(f"a namespace cannot have {name!r}")
             super().__setitem__(name, value)
 
     def refuse(message: object = "") -> None:

@@ -47,7 +47,8 @@ class ModelSettings(BaseModel):
     )
     pickle_weights: bool = Field(
         False,
-        description="Also load weights that are no safetensors (pytorch_model.bin). Only from sources you trust.",
+        description="Also load weights that are no safetensors (pytorch_model.bin). Only from sources you"
+        " trust.",
     )
     chat_template: str | None = Field(
         None, description="Path of a Jinja file to render chats with; None: the template of the model."

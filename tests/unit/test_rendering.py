@@ -119,7 +119,7 @@ HUGE = [
     "{{ messages|tojson(indent=10**10) }}",
     "{{ lipsum(n=10**8) }}",
     "{{ range(10**10)|list }}",
-    "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
+    "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
 ]
 ENDLESS = [
     "{{ 10 ** (10 ** 10) }}",
