@@ -84,6 +84,7 @@ class Renderer:
             [sys.executable, "-P", rendering_process.__file__, str(self._cpu_seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             env={name: os.environ[name] for name in _KEPT if name in os.environ},
             start_new_session=True,  # Ctrl-C is for who asks
         )
