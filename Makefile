@@ -5,7 +5,7 @@ PY := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run up test test-all check format bench bench-peers bootstrap model clean
+.PHONY: help run up test test-all fuzz check format bench bench-peers bootstrap model clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' Makefile | expand -t 20
@@ -19,13 +19,16 @@ up: model ## start Redis, store, API and a worker; leave them running until Ctrl
 test: model ## the everyday tests, on real servers (ARGS="-k ledger")
 ifeq ($(ARGS),)
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q -m "not long" tests/unit
-	@$(PY) -m pytest -m "not long" tests/integration tests/chaos
+	@$(PY) -m pytest -m "not long" tests/integration tests/chaos tests/fuzz
 else
 	@$(PY) -m pytest -m "not long" $(ARGS)
 endif
 
 test-all: model ## also the long tier: chaos rounds, fuzzing, 50,000 lines
 	@$(PY) -m pytest $(ARGS)
+
+fuzz: bootstrap ## a million inputs to what reads lines, bodies, creations, chats and schemas (ARGS="--seed 2")
+	@$(PY) -m tests.fuzz $(ARGS)
 
 check: bootstrap ## ruff, format, mypy
 	@$(PY) -m ruff check .

@@ -1,6 +1,11 @@
-"""Every error Longhaul raises on purpose. A class docstring is the message, filled with the values."""
+"""Every error Longhaul raises on purpose. A class docstring is the message, filled with the values.
+
+Secrets are masked in it, since it may quote what a library says.
+"""
 
 from typing import Any
+
+from jobs import masking
 
 
 class LonghaulError(Exception):
@@ -17,7 +22,7 @@ class LonghaulError(Exception):
             values["reason"] = str(values["reason"]).rstrip(". ")
         self.values = values
         self.param = param if param is not None else type(self).param
-        super().__init__((type(self).__doc__ or "").format(**values))
+        super().__init__(masking.masked((type(self).__doc__ or "").format(**values)))
 
     def body(self) -> dict[str, Any]:
         """Return the error in the contract's shape: `{"error": {message, type, param, code}}`."""

@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, SecretStr, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from jobs import errors
+from jobs import errors, masking
 
 PREFIX = "LONGHAUL_"
 # What the command line client reads; a shell that has them set may start servers too.
@@ -193,6 +202,22 @@ class Settings(BaseSettings):
     )
     cost_per_hour: float | None = Field(None, ge=0, description="Price of one worker-hour, for summary.json.")
 
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_url(cls, url: str) -> str:
+        try:
+            parts = urlsplit(url)
+            whole = parts.port != 0 and "@" not in parts.path
+        except ValueError:
+            whole = False
+        if not whole or parts.scheme not in ("redis", "rediss", "unix"):
+            # Without the value: it may hold a password.
+            raise ValueError(
+                "it must be redis://[user:password@]host[:port][/db], rediss:// or unix://; "
+                "in the password / is written %2F, and @ is %40"
+            )
+        return url
+
     @classmethod
     def load(cls, **overrides: Any) -> "Settings":
         """Read the environment; raise SettingsError that names the variable to change."""
@@ -221,7 +246,21 @@ class Settings(BaseSettings):
 
     def shown(self) -> dict[str, Any]:
         """Return the settings as JSON values without secrets, to be logged."""
-        return self.model_dump(mode="json") | {"redis_url": without_password(self.redis_url)}
+        urls = {
+            "redis_url": self.redis_url,
+            "store_url": self.store_url,
+            "s3_endpoint_url": self.s3_endpoint_url,
+        }
+        shown = {name: url and without_password(url) for name, url in urls.items()}
+        return self.model_dump(mode="json") | shown
+
+    def model_post_init(self, _: Any, /) -> None:
+        """Have the secrets masked wherever they may come up."""
+        secret = self.s3_secret_access_key
+        masking.learn(
+            [secret.get_secret_value() if secret else None],
+            [self.redis_url, self.store_url, self.s3_endpoint_url],
+        )
 
     @property
     def _names(self) -> str:
@@ -233,9 +272,17 @@ class Settings(BaseSettings):
         return {name: model.fingerprint(name) for name, model in self.models.items()}
 
 
+_AUTHORITY = re.compile(r"://.*@")
+
+
 def without_password(url: str) -> str:
     """Return a URL that may be shown."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return _AUTHORITY.sub("://***@", url)
+    if "@" not in parts.netloc and "@" in url:  # a password with a slash that is not quoted
+        return _AUTHORITY.sub("://***@", url)
     credentials, at, host = parts.netloc.rpartition("@")
     user, colon, _ = credentials.partition(":")
     query = re.sub(r"(?<=password=)[^&]*", "***", parts.query)
@@ -249,6 +296,6 @@ def _readable(error: Exception) -> str:
     for item in error.errors():
         where = [str(part) for part in item["loc"]]
         lines.append(
-            f"{PREFIX}{where[0].upper() if where else ''}{'.'.join(['', *where[1:]])}: {item['msg']}"
+            f"{PREFIX}{where[0].upper() if where else ''}{'.'.join(['', *where[1:]])}: {item['msg'].removeprefix('Value error, ')}"
         )
     return "; ".join(lines)
