@@ -207,14 +207,13 @@ class Settings(BaseSettings):
     def _redis_url(cls, url: str) -> str:
         try:
             parts = urlsplit(url)
-            whole = parts.port != 0 and "@" not in parts.path
+            whole = parts.scheme in ("redis", "rediss", "unix") and parts.port != 0 and "@" not in parts.path
         except ValueError:
             whole = False
-        if not whole or parts.scheme not in ("redis", "rediss", "unix"):
-            # Without the value: it may hold a password.
+        if not whole:  # the value is not shown: it may hold a password
             raise ValueError(
-                "it must be redis://[user:password@]host[:port][/db], rediss:// or unix://; "
-                "in the password / is written %2F, and @ is %40"
+                "it must be redis://[user:password@]host[:port][/db], rediss:// or unix://;"
+                " in the password / is written %2F, and @ is %40"
             )
         return url
 
@@ -295,7 +294,6 @@ def _readable(error: Exception) -> str:
     lines = []
     for item in error.errors():
         where = [str(part) for part in item["loc"]]
-        lines.append(
-            f"{PREFIX}{where[0].upper() if where else ''}{'.'.join(['', *where[1:]])}: {item['msg'].removeprefix('Value error, ')}"
-        )
+        name = f"{PREFIX}{where[0].upper() if where else ''}{'.'.join(['', *where[1:]])}"
+        lines.append(f"{name}: {item['msg'].removeprefix('Value error, ')}")
     return "; ".join(lines)

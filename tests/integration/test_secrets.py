@@ -93,8 +93,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("program", ["api", "worker"])
-@pytest.mark.parametrize("case", CASES)
+# A worker takes seconds to start, and reads its settings with the same code.
+@pytest.mark.parametrize(
+    ("program", "case"),
+    [*(("api", case) for case in CASES), ("worker", "redis refuses"), ("worker", "store refuses")],
+)
 def test_a_start_that_fails_shows_no_secret(
     program: str, case: str, server: embedded.RedisServer, seaweedfs: embedded.SeaweedServer, tmp_path: Path
 ) -> None:
