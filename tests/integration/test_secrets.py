@@ -143,21 +143,15 @@ def test_programs_that_run_into_faults_show_no_secret(server: embedded.RedisServ
         ) as http:
             wait_until(lambda: '"event": "ready"' in log.read_text() and _up(http), "ready", 60)
 
-            def ask() -> None:
+            def ask(most: int = 6) -> None:
                 body = {"endpoint": "/v1/embeddings", "completion_window": "24h", "requests": [{}]}
-                for answer in (
-                    http.post("/v1/batches", json=body),
-                    http.get("/v1/batches"),
-                    http.get("/v1/queue"),
-                    http.get("/readyz"),
-                    http.get(f"/v1/files/{KEY}"),
-                    http.get("/metrics"),
-                ):
-                    answers.append(answer.text.replace(f"No such file: '{KEY}'", ""))
+                answers.append(http.post("/v1/batches", json=body).text)
+                for path in ("/v1/batches", "/v1/queue", "/readyz", "/v1/files/x", "/metrics")[: most - 1]:
+                    answers.append(http.get(path).text)
 
             ask()
             server.server.process.send_signal(signal.SIGSTOP)
-            ask()
+            ask(2)
             server.server.process.send_signal(signal.SIGCONT)
             (tmp_path / "store").rename(tmp_path / "gone")
             (tmp_path / "store").write_text("no directory")
