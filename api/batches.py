@@ -1,8 +1,9 @@
-"""Batches: create, look, list, cancel."""
+"""Batches: create, look, list, cancel, delete."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query
+from pydantic import BaseModel
 
 from api import paging, upload
 from api.auth import Tenant
@@ -71,6 +72,25 @@ def cancel_batch(tenant: Tenant, context: Deps, batch_id: str) -> schema.Batch:
     if batch.status == "cancelling":
         context.queue.send(queue.FINALIZE, batch_id)
     return batch
+
+
+class DeletedBatch(BaseModel):
+    """The answer to a deletion."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    deleted: Literal[True] = True
+
+
+@router.delete("/{batch_id}", summary="Delete a batch")
+def delete_batch(tenant: Tenant, context: Deps, batch_id: str) -> DeletedBatch:
+    """Remove a batch that has ended, its result files, and all else that is stored of it. Longhaul's own.
+
+    The input file stays. A batch that has not ended answers 409: cancel it first. Its Idempotency-Key may be
+    used anew.
+    """
+    context.batches.delete(tenant, batch_id)
+    return DeletedBatch(id=batch_id)
 
 
 def _checked_key(key: str | None) -> str | None:

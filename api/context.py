@@ -5,12 +5,14 @@ from typing import Annotated, Self
 
 from fastapi import Depends, Request
 
+from api.keyring import Keyring
 from jobs import store
 from jobs.accept import Acceptor
 from jobs.batches import Batches
 from jobs.files import Files
 from jobs.ledger import Ledger
 from jobs.queue import Producer
+from jobs.quotas import Quotas
 from jobs.settings import Settings
 
 # Short, since somebody waits for the answer: a Redis that hangs becomes a 503 after four of these.
@@ -27,7 +29,9 @@ class Context:
     queue: Producer
     files: Files
     batches: Batches
+    quotas: Quotas
     acceptor: Acceptor
+    keys: Keyring
 
     @classmethod
     def connect(cls, settings: Settings) -> Self:
@@ -37,8 +41,10 @@ class Context:
         ledger = Ledger.connect(settings, _REDIS_SECONDS)
         files = Files(objects)
         batches = Batches(objects, ledger)
-        acceptor = Acceptor(settings, objects, ledger, files, batches)
-        return cls(settings, objects, ledger, Producer(settings), files, batches, acceptor)
+        quotas = Quotas(settings, ledger, files)
+        acceptor = Acceptor(settings, objects, ledger, files, batches, quotas)
+        queue, keys = Producer(settings), Keyring(objects)
+        return cls(settings, objects, ledger, queue, files, batches, quotas, acceptor, keys)
 
     def close(self) -> None:
         """Close the connections to Redis."""

@@ -55,6 +55,8 @@ def answer(error: errors.LonghaulError, status: int | None = None) -> Response:
     headers = {"x-should-retry": "false"} if status == 409 else {}
     if status == 503:
         headers["Retry-After"] = "1"
+    if isinstance(error, errors.QuotaExceeded):
+        headers["Retry-After"] = str(error.values["retry_seconds"])
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if status == 408:

@@ -49,7 +49,8 @@ def create_file(
 
     The size limit is LONGHAUL_MAX_FILE_BYTES. An expired file answers 404.
     """
-    record = context.files.add(tenant, form.filename, form.purpose, form.file.file, form.expires_seconds)
+    with context.quotas.storing(tenant, form.file.size or 0):
+        record = context.files.add(tenant, form.filename, form.purpose, form.file.file, form.expires_seconds)
     return views.file(record)
 
 

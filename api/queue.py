@@ -1,4 +1,4 @@
-"""The queue's depth, as scaling sees it."""
+"""The queue's depth, of the tenant who asks. Scaling reads that of all in Redis."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -16,16 +16,14 @@ class ModelDepth(BaseModel):
     fingerprint: str = Field(description="The exact model: name, source, revision, dtype.")
     queued: int
     leased: int
-    depth: int = Field(
-        description="queued + leased: what scaling reads. Zero only when nothing is left to do."
-    )
+    depth: int = Field(description="queued + leased. Zero only when nothing is left to do.")
     buckets: dict[str, int] = Field(
         description="Queued requests by bucket, the longest prompt it takes (tokens)."
     )
 
 
 class Queue(BaseModel):
-    """The depth of everything."""
+    """The depth of all that a tenant has."""
 
     object: str = "queue"
     models: list[ModelDepth]
@@ -34,8 +32,8 @@ class Queue(BaseModel):
 
 @router.get("", summary="Depth of the queue")
 def get_queue(tenant: Tenant, context: Deps) -> Queue:
-    """Return what is queued and running, per model and bucket, over all tenants."""
-    depth = context.ledger.depth()
+    """Return what of yours is queued and running, per model and bucket, and what your jobs have to do."""
+    depth = context.ledger.tenants.depth(tenant)
     names = {fingerprint: name for name, fingerprint in context.settings.fingerprints.items()}
     models = []
     for fingerprint in sorted({*names, *depth.models}):

@@ -1,4 +1,4 @@
-"""The API's share of reaping: with no worker running, expired leases and jobs still come back."""
+"""The API's share of reaping and sweeping, so that neither waits for a worker to run."""
 
 import logging
 import threading
@@ -7,42 +7,55 @@ from collections.abc import Callable
 import redis
 
 from api.context import Context
-from jobs import errors, queue, reap, recover
+from jobs import errors, queue, reap, recover, sweeper
 
 log = logging.getLogger(__name__)
 
 
 class Reaper:
-    """A daemon thread that reaps every `reap_seconds`, and wakes workers for the jobs that end by it."""
+    """A daemon thread that reaps every `reap_seconds`, and wakes workers for the jobs that end by it.
+
+    Another one sweeps, so that a long sweep does not hold up the jobs.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="reaper", daemon=True)
+        self._sweeper = sweeper.Sweeper(context.settings, context.ledger.redis, context.store)
+        self._stop = self._sweeper.stopping
+        self._threads = [
+            threading.Thread(target=run, name=name, daemon=True)
+            for name, run in (("reaper", self._reap), ("sweeper", self._sweep))
+        ]
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """Stop it and wait for it."""
+        """Stop them and wait for them."""
         self._stop.set()
-        self._thread.join(5)
+        for thread in self._threads:
+            thread.join(5)
 
-    def _run(self) -> None:
+    def _reap(self) -> None:
         recovered = False
         while not self._stop.wait(self._context.settings.reap_seconds):
-            recovered = recovered or self._guarded(recover_stored)
-            self._guarded(tick)
+            recovered = recovered or self._guarded(lambda: recover_stored(self._context), "not reaped")
+            self._guarded(lambda: tick(self._context), "not reaped")
 
-    def _guarded(self, step: Callable[[Context], None]) -> bool:
+    def _sweep(self) -> None:
+        while not self._stop.wait(self._sweeper.check_seconds):
+            self._guarded(self._sweeper.turn, "not swept")
+
+    def _guarded(self, step: Callable[[], None], failure: str) -> bool:
         try:
-            step(self._context)
+            step()
         except (redis.RedisError, errors.LonghaulError) as error:
             # It comes back by itself; a request that needs it meanwhile answers 503.
-            log.warning("not reaped", extra={"reason": str(error) or type(error).__name__})
+            log.warning(failure, extra={"reason": str(error) or type(error).__name__})
         except Exception:
-            log.exception("not reaped")
+            log.exception(failure)
         else:
             return True
         return False

@@ -14,10 +14,10 @@ from starlette.responses import Response, StreamingResponse
 
 from api.auth import Tenant
 from api.context import Context, Deps
-from jobs import errors, results, schema, views
+from jobs import errors, finalize, results, schema, views
 from jobs.creation import refusal
 from jobs.ledger import Job, State
-from jobs.records import Manifest, PartEntry
+from jobs.records import JobRecord, Manifest, PartEntry
 
 router = APIRouter(prefix="/v1/batches", tags=["Results"])
 NEXT_AFTER = "Longhaul-Next-After"
@@ -50,13 +50,15 @@ def get_results(
     """Stream the lines that have finished, successes and errors, as they were written, while the batch runs.
 
     Whichever workers write, following the cursor never skips or repeats a line. If an answer breaks off, ask
-    again with the cursor it was asked with.
+    again with the cursor it was asked with. Results that have expired answer 404.
     """
-    context.batches.record(tenant, batch_id)
+    record = context.batches.record(tenant, batch_id)
     # In this order: the ledger drops a job's parts in the step that ends it, so a job not ended had them all.
     parts = context.ledger.parts(batch_id)
     job = context.ledger.job(batch_id)
-    manifest = _manifest(context, batch_id, job)
+    manifest = context.batches.ended(record, job)
+    if _expired(record, manifest):
+        raise errors.ResultsExpired(id=batch_id)
     if manifest is not None:
         parts = [PartEntry(**part) for part in manifest.parts]
     seen, digest = _parse(after) if after is not None else (0, _digest([]))
@@ -76,8 +78,8 @@ def get_metrics(tenant: Tenant, context: Deps, batch_id: str) -> Response:
     """Return the summary of an ended batch (`summary.json`), or counts, usage and rates of a running one."""
     record = context.batches.record(tenant, batch_id)
     job = context.ledger.job(batch_id)
-    manifest = _manifest(context, batch_id, job)
-    summary = _summary(context, manifest)
+    manifest = context.batches.ended(record, job)
+    summary = None if _expired(record, manifest) else _summary(context, manifest)
     if summary is None:
         batch = views.batch(record, job, manifest, False)
         summary = orjson.dumps(_so_far(batch, job, time.time()))
@@ -85,7 +87,7 @@ def get_metrics(tenant: Tenant, context: Deps, batch_id: str) -> Response:
 
 
 def _summary(context: Context, manifest: Manifest | None) -> bytes | None:
-    """Return the summary of an ended batch, unless it failed before it ran, or its file was deleted since."""
+    """Return the summary of an ended batch, unless it failed before it ran, or its file is gone since."""
     if manifest is None or "summary" not in manifest.files:
         return None
     try:
@@ -111,10 +113,9 @@ def _so_far(batch: schema.Batch, job: Job | None, now: float) -> dict[str, Any]:
     }
 
 
-def _manifest(context: Context, batch_id: str, job: Job | None) -> Manifest | None:
-    if job is not None and job.state.value not in views.TERMINAL:
-        return None
-    return context.batches.manifest(batch_id)
+def _expired(record: JobRecord, manifest: Manifest | None) -> bool:
+    due = finalize.expires_at(record, manifest) if manifest else None
+    return due is not None and due <= time.time()
 
 
 def _status(job: Job | None, manifest: Manifest | None) -> str:

@@ -4,6 +4,7 @@ import hashlib
 import io
 import logging
 from collections import deque
+from dataclasses import dataclass
 from typing import NoReturn
 
 import orjson
@@ -14,6 +15,7 @@ from jobs.batches import Batches
 from jobs.creation import NewBatch, refusal, window_seconds
 from jobs.files import Files, made_at, record_key
 from jobs.ledger import Ledger
+from jobs.quotas import Quotas
 from jobs.records import FileRecord, JobRecord
 from jobs.settings import Settings
 from jobs.store import ObjectStore
@@ -26,10 +28,16 @@ class Acceptor:
     """Makes jobs, one for each Idempotency-Key of a tenant."""
 
     def __init__(
-        self, settings: Settings, store: ObjectStore, ledger: Ledger, files: Files, batches: Batches
+        self,
+        settings: Settings,
+        store: ObjectStore,
+        ledger: Ledger,
+        files: Files,
+        batches: Batches,
+        quotas: Quotas,
     ) -> None:
         self.settings, self.store, self.ledger = settings, store, ledger
-        self.files, self.batches = files, batches
+        self.files, self.batches, self.quotas = files, batches, quotas
         self._waiting: deque[JobRecord] = deque()
 
     def create(self, tenant: str, new: NewBatch, key: str | None, digest: str) -> JobRecord:
@@ -39,15 +47,15 @@ class Acceptor:
         key names the job before anything of the job exists, and every step can be repeated: whichever of
         several equal requests comes through, wherever the others broke off, there is one job in the end.
 
-        Raises InvalidRequest, Conflict (the key was used for another body), Unavailable.
+        Raises InvalidRequest, Conflict (the key was used for another body), QuotaExceeded, Unavailable.
         """
         job_id = self._claimed(tenant, key, digest) if key else None
         record = self.batches.find(job_id) if job_id else None
         if record is None:
-            self._check_input(tenant, new)
+            given = self._input(tenant, new)
             self.ledger.ping()
-            job_id = job_id or self._claim(tenant, key, digest)
-            record = self._write_record(tenant, new, job_id)
+            job_id = self._let_in(tenant, key, digest, job_id, given)
+            record = self._write_record(tenant, new, job_id, key, given)
         self._open(record, retried=key is not None)
         return record
 
@@ -68,8 +76,16 @@ class Acceptor:
             )
         return str(found["job_id"])
 
-    def _claim(self, tenant: str, key: str | None, digest: str) -> str:
-        job_id = ids.batch_id()
+    def _let_in(self, tenant: str, key: str | None, digest: str, job_id: str | None, given: "_Input") -> str:
+        """Return the job's id, which its quota is reserved for: nothing was stored if that is refused."""
+        mine = job_id or ids.batch_id()
+        self.quotas.reserve(tenant, mine, given.requests, given.size)
+        job_id = job_id or self._claim(tenant, key, digest, mine)
+        if job_id != mine:
+            self.quotas.give_back(tenant, mine)
+        return job_id
+
+    def _claim(self, tenant: str, key: str | None, digest: str, job_id: str) -> str:
         if key is None:
             return job_id
         record = orjson.dumps({"job_id": job_id, "request_sha256": digest})
@@ -77,7 +93,8 @@ class Acceptor:
             return job_id
         return self._claimed(tenant, key, digest) or _vanished(key)
 
-    def _check_input(self, tenant: str, new: NewBatch) -> None:
+    def _input(self, tenant: str, new: NewBatch) -> "_Input":
+        """Return what the job is to run, checked as far as that is possible without reading it."""
         if new.requests is not None:
             limit = self.settings.max_requests_per_job
             if len(new.requests) > limit:
@@ -87,13 +104,14 @@ class Acceptor:
                     "requests",
                     "too_many_requests",
                 )
-            return
+            return _Input(data=self._inline(new.requests), lines=len(new.requests))
         file = self._file(tenant, new)
         if file.purpose != "batch":
             raise refusal(
                 f"File {file.id} was uploaded with purpose {file.purpose!r}; a batch's input needs 'batch'.",
                 "input_file_id",
             )
+        return _Input(file=file)
 
     def _file(self, tenant: str, new: NewBatch) -> FileRecord:
         try:
@@ -101,8 +119,10 @@ class Acceptor:
         except errors.NotFound as error:
             raise refusal(str(error), "input_file_id", "not_found") from None
 
-    def _write_record(self, tenant: str, new: NewBatch, job_id: str) -> JobRecord:
-        file = self._file(tenant, new) if new.requests is None else self._inline(tenant, new.requests, job_id)
+    def _write_record(
+        self, tenant: str, new: NewBatch, job_id: str, key: str | None, given: "_Input"
+    ) -> JobRecord:
+        file = given.file or self._stored(tenant, job_id, given)
         now = made_at(job_id)
         record = JobRecord(
             id=job_id,
@@ -116,34 +136,41 @@ class Acceptor:
             metadata=new.metadata,
             priority=new.priority or 0,
             output_expires_seconds=new.output_expires_after.seconds if new.output_expires_after else None,
+            idempotency=_idempotency_key(tenant, key) if key else None,
         )
         # Everything in it follows from the request and the id, so whoever else writes it writes the same.
         self.store.put_new(f"jobs/{job_id}/job.json", record.to_json())
         return record
 
-    def _inline(self, tenant: str, requests: list[dict[str, object]], job_id: str) -> FileRecord:
+    def _inline(self, requests: list[dict[str, object]]) -> bytes:
         data = b"".join(orjson.dumps(request) + b"\n" for request in requests)
         limit = self.settings.max_file_bytes
         if len(data) > limit:
             raise errors.TooLarge(
                 what="requests", limit=limit, setting="LONGHAUL_MAX_FILE_BYTES", param="requests"
             )
+        return data
+
+    def _stored(self, tenant: str, job_id: str, given: "_Input") -> FileRecord:
+        """Make a file of requests that were given inline."""
         file_id = ids.result_file_id(job_id, "input")
         record = FileRecord(
             id=file_id,
             tenant=tenant,
             filename="requests.jsonl",
             purpose="batch",
-            bytes=len(data),
+            bytes=given.size,
             created_at=int(made_at(job_id)),
             key=f"files/{file_id}",
+            lines=given.lines,
         )
-        self.store.put(record.key, io.BytesIO(data))
-        self.store.put(record_key(tenant, file_id), record.to_json())
+        with self.quotas.storing(tenant, given.size):
+            self.store.put(record.key, io.BytesIO(given.data))
+            self.store.put(record_key(tenant, file_id), record.to_json())
         return record
 
     def _open(self, record: JobRecord, retried: bool) -> None:
-        if retried and (self.ledger.job(record.id) or self.batches.manifest(record.id)):
+        if retried and self._is_made(record):
             return
         self.store.put(f"job-index/{record.tenant}/{record.id}", b"")
         self.store.put(f"open/{record.id}", b"")
@@ -156,6 +183,33 @@ class Acceptor:
                 raise
             log.warning("job waits for redis", extra={"job": record.id})
             self._waiting.append(record)
+
+    def _is_made(self, record: JobRecord) -> bool:
+        job = self.ledger.job(record.id)
+        try:
+            return self.batches.ended(record, job) is not None or job is not None
+        except errors.NotFound:
+            # Not made again: its key is free, and the next create with it makes a job of its own.
+            raise errors.Unavailable(
+                "The batch of this Idempotency-Key was just deleted. Send it again."
+            ) from None
+
+
+@dataclass(frozen=True)
+class _Input:
+    """A job's requests: in a file, or as `data`, inline, with so many `lines`."""
+
+    file: FileRecord | None = None
+    data: bytes = b""
+    lines: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.file.bytes if self.file else len(self.data)
+
+    @property
+    def requests(self) -> int:
+        return (self.file.lines or 1) if self.file else self.lines
 
 
 def digest(body: object) -> str:

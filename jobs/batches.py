@@ -1,11 +1,11 @@
-"""Jobs as their user sees them: look, list, cancel."""
+"""Jobs as their user sees them: look, list, cancel, delete."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import redis
 
-from jobs import errors, ids, schema, views
+from jobs import deletion, errors, ids, schema, views
 from jobs.creation import refusal
 from jobs.ledger import Job, Ledger, State
 from jobs.memo import Memo
@@ -64,6 +64,16 @@ class Batches:
         except errors.NotFound:
             return None
 
+    def ended(self, record: JobRecord, job: Job | None) -> Manifest | None:
+        """Return how a job ended, None while it has not; raise NotFound when it was deleted since."""
+        if job is not None and job.state.value not in views.TERMINAL:
+            return None
+        manifest = self.manifest(record.id)
+        if manifest is None and self.store.size(f"jobs/{record.id}/job.json") is None:
+            self._record.forget(record.id)
+            raise errors.NotFound(what="batch", id=record.id)
+        return manifest
+
     def _views(self, tenant: str, names: Sequence[str]) -> list[schema.Batch]:
         if not names:
             return []
@@ -71,15 +81,16 @@ class Batches:
 
         def view(name: str, job: Job | None) -> schema.Batch | None:
             record = self.find(name)
-            return self._view(record, job) if record is not None and record.tenant == tenant else None
+            try:
+                return self._view(record, job) if record is not None and record.tenant == tenant else None
+            except errors.NotFound:  # deleted since it was listed
+                return None
 
         with ThreadPoolExecutor(_READERS) as pool:
             return [batch for batch in pool.map(view, names, jobs) if batch is not None]
 
     def _view(self, record: JobRecord, job: Job | None) -> schema.Batch:
-        if job is not None and job.state.value not in views.TERMINAL:
-            return views.batch(record, job, None, False)
-        manifest = self.manifest(record.id)
+        manifest = self.ended(record, job)
         cancelled = job is None and manifest is None and self._cancel_accepted(record.id)
         return views.batch(record, job, manifest, cancelled)
 
@@ -101,6 +112,22 @@ class Batches:
             self.store.delete(_cancelled_key(job_id))
             raise _too_late(str(state))
         return self._view(record, self.ledger.job(job_id))
+
+    def delete(self, tenant: str, job_id: str) -> None:
+        """Delete the tenant's ended job and all that it made; raise NotFound, or Conflict before its end.
+
+        One that broke off is finished by the next call, or by the sweep.
+        """
+        record = deletion.begun(self.store, job_id) if _is_batch_id(job_id) else None
+        if record is None or record.tenant != tenant:
+            record = self.record(tenant, job_id)
+            if (status := self.get(tenant, job_id).status) not in views.TERMINAL:
+                raise errors.Conflict(f"A batch that is {status} cannot be deleted: cancel it first.")
+            deletion.begin(self.store, record)
+        removed = deletion.purge(self.store, record)
+        self._record.forget(job_id)
+        if not removed:
+            raise errors.NotFound(what="batch", id=job_id)
 
     def reads_open_job(self, file: FileRecord) -> bool:
         """Tell whether an unfinished job has this file as its input."""

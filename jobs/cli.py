@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from jobs import client, commands, errors, settings
+from jobs import client, commands, errors, key_commands, retention_commands, settings
 
 PLUGINS = "longhaul.commands"
 # What --help says of a plugin, so that listing the commands imports none of them.
@@ -72,7 +72,7 @@ class Commands(click.Group):
 @click.group(
     "longhaul",
     cls=Commands,
-    commands=commands.CLIENT,
+    commands=[*commands.CLIENT, *retention_commands.COMMANDS, key_commands.keys],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="longhaul")
@@ -131,7 +131,8 @@ def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path 
     """Start everything on this machine: Redis, an S3 store, the API and workers.
 
     Nothing needs to be installed or configured by hand. Data and logs lie in --dir; the next start finds them
-    again and goes on with unfinished jobs. Ctrl-C stops all of it (exit code 0). More about a model than
+    again and goes on with unfinished jobs. Ctrl-C stops all of it (exit code 0). It listens on this machine
+    only, and asks for no API key until there is one ('longhaul keys create'). More about a model than
     where it comes from (docs/settings.md) goes into LONGHAUL_MODELS, without --model.
 
     \b

@@ -116,6 +116,21 @@ class Client:
     def cancel(self, job_id: str) -> Batch:
         return self._batch(self._call("POST", f"/v1/batches/{_segment(job_id)}/cancel"))
 
+    def delete(self, job_id: str) -> None:
+        """Delete an ended job. A repeat of a call whose answer was lost is told 404: then it is done."""
+        path, tries = f"/v1/batches/{_segment(job_id)}", 0
+
+        def send() -> httpx.Response:
+            nonlocal tries
+            tries += 1
+            return self._http.delete(self.url + path)
+
+        try:
+            self._patiently(send)
+        except ServerRefused as error:
+            if error.status != 404 or tries == 1:
+                raise
+
     def batches(self, limit: int, after: str | None = None) -> list[Batch]:
         """Return up to `limit` jobs, newest first, from behind the job `after`."""
         found = []

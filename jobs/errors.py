@@ -44,6 +44,12 @@ class NotFound(InvalidRequest):
     code = "not_found"
 
 
+class ResultsExpired(NotFound):
+    """The results of batch {id!r} have expired, as output_expires_after said."""
+
+    code = "results_expired"
+
+
 class BatchesOnly(NotFound):
     """{path} is served in batches only: POST /v1/batches with it as `endpoint` and lines for it."""
 
@@ -95,6 +101,20 @@ class HeadTooLarge(InvalidRequest):
 
     status = 431
     code = "headers_too_large"
+
+
+class QuotaExceeded(InvalidRequest):
+    """Tenant {tenant!r} may have {most} {what} (LONGHAUL_QUOTAS: {name}). Try again in {retry_seconds} s."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "quota_exceeded"
+
+
+class QuotaTooSmall(InvalidRequest):
+    """This alone needs {wanted} {what}; tenant {tenant!r} may have {most} at a time (LONGHAUL_QUOTAS)."""
+
+    code = "quota_exceeded"
 
 
 class Unavailable(LonghaulError):

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
-from jobs import errors, ids
+from jobs import errors, ids, lines
 from jobs.creation import refusal
 from jobs.memo import Memo
 from jobs.records import FileRecord
@@ -31,7 +31,8 @@ class Files:
         """Store the bytes, then the record that makes them a file."""
         file_id = ids.file_id()
         created_at = int(made_at(file_id))
-        size = self.store.put(f"files/{file_id}", data)
+        counted = lines.Counting(data)
+        size = self.store.put(f"files/{file_id}", cast(BinaryIO, counted))
         record = FileRecord(
             id=file_id,
             tenant=tenant,
@@ -41,8 +42,9 @@ class Files:
             created_at=created_at,
             key=f"files/{file_id}",
             expires_at=created_at + expires_seconds if expires_seconds else None,
+            lines=counted.lines,
         )
-        self.store.put(record_key(tenant, file_id), record.to_json())
+        write_record(self.store, record)
         return record
 
     def get(self, tenant: str, file_id: str) -> FileRecord:
@@ -100,13 +102,20 @@ class Files:
 def made_at(name: str) -> float:
     """Return the unix time (to the millisecond) in the ULID of an id."""
     number = 0
-    for letter in name.removeprefix("file-").removeprefix("batch_")[:26]:
+    for letter in name.removeprefix("file-").removeprefix("batch_")[:10]:
         number = number << 5 | _ALPHABET.index(letter)
-    return (number >> 80) / 1000
+    return number / 1000
 
 
 def record_key(tenant: str, file_id: str) -> str:
     return f"file-records/{tenant}/{file_id}.json"
+
+
+def write_record(store: ObjectStore, record: FileRecord) -> None:
+    """Write the record that makes bytes a file; of one that expires, first the marker for the sweep."""
+    if record.expires_at is not None:
+        store.put(f"expiring/{record.tenant}/{record.id}@{record.expires_at}", b"")
+    store.put(record_key(record.tenant, record.id), record.to_json())
 
 
 def _behind(

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from jobs import checks, errors, ids, lines, results
+from jobs.files import write_record
 from jobs.records import FileRecord, JobRecord, Manifest, PartEntry, ResultRow, usage_of
 from jobs.scratch import Scratch
 from jobs.settings import Settings
@@ -168,8 +169,7 @@ def publish(store: ObjectStore, record: JobRecord, manifest: Manifest) -> Manife
     """Write the manifest unless another finalizer was first, then the file records of the one that counts."""
     if not store.put_new(manifest_key(record.id), manifest.to_json()):
         manifest = Manifest.from_json(store.get(manifest_key(record.id)))
-    created = int(max(manifest.times.values(), default=record.created_at))
-    expires = created + record.output_expires_seconds if record.output_expires_seconds else None
+    created, expires = _made_at(record, manifest), expires_at(record, manifest)
     for made in manifest.files.values():
         name = made["key"].rsplit("/", 1)[-1]
         file = FileRecord(
@@ -182,8 +182,24 @@ def publish(store: ObjectStore, record: JobRecord, manifest: Manifest) -> Manife
             key=made["key"],
             expires_at=expires,
         )
-        store.put(f"file-records/{record.tenant}/{file.id}.json", file.to_json())
+        write_record(store, file)
     return manifest
+
+
+def close(store: ObjectStore, job_id: str) -> None:
+    """Mark a job whose manifest is published as ended: for the sweep, and not open any more."""
+    store.put(f"ended/{job_id}", b"")
+    store.delete(f"open/{job_id}")
+
+
+def expires_at(record: JobRecord, manifest: Manifest) -> int | None:
+    """Return when a job's results expire (unix seconds), or None."""
+    seconds = record.output_expires_seconds
+    return _made_at(record, manifest) + seconds if seconds else None
+
+
+def _made_at(record: JobRecord, manifest: Manifest) -> int:
+    return int(max(manifest.times.values(), default=record.created_at))
 
 
 def _load(scratch: Scratch, rows: Iterable[ResultRow]) -> None:

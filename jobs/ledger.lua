@@ -1,17 +1,21 @@
--- The ledger's key layout, and the prelude of its scripts, which are in ledger_jobs.lua and
--- ledger_requests.lua. ledger_scripts.py cuts those files at the `--@` lines: a script is the prelude and one
+-- The ledger's key layout, and the prelude of its scripts, which are in ledger_jobs.lua, ledger_requests.lua
+-- and ledger_tenants.lua. ledger_scripts.py cuts those files at the `--@` lines: a script is the prelude and one
 -- section. Every script may run twice (clients repeat what they got no answer to), the second time even late:
 -- the comments that begin with 'Twice' say what makes that safe.
 --
--- All keys are `{<namespace>}:...`: one hash tag, one slot. Times are ms. m is a model's fingerprint, rid is
--- "<job id>:<row>", an entry is "<ms enqueued>|<rid>".
+-- All keys are `{<namespace>}:...`: one hash tag, one slot. Times are ms. m is a model's fingerprint, t a
+-- tenant, rid is "<job id>:<row>", an entry is "<ms enqueued>|<rid>". A script gets its keys but for those of
+-- tenants, whose names it makes of a key it got and the tenant.
 --   requests:<m>       HASH rid -> PlannedRequest JSON: all that is queued or leased, so HLEN is the model's
 --                      depth
---   queue:<m>:<bucket> LIST of entries. Invariant: a request without an owner has an entry here or in
+--   queue:<m>:<bucket>:<t>
+--                      LIST of entries. Invariant: a request without an owner has an entry here or in
 --                      suspects. An entry without a request, or of one with an owner, is stale: dropped where
 --                      it is met
+--   turns:<m>          ZSET t -> turn: all tenants with a queue that is not empty; the lowest is next
+--   given:<m>          HASH t -> the turn it is due at for what it was given; '' -> the turn that was last
 --   suspects:<m>       LIST of entries: requests that were running when their worker died. They run apart
---   owners:<m>         HASH rid -> "<token>|<bucket>|<ms enqueued>": who leased it
+--   owners:<m>         HASH rid -> "<token>|<bucket>|<ms enqueued>|<t>": who leased it
 --   leases:<m>         ZSET rid -> expiry
 --   running:<m>        SET of leased rids that were started. alone:<m> SET of those claimed alone
 --   attempts:<m>       HASH rid -> workers that died running it. kills:<m> those that died running it alone
@@ -23,11 +27,19 @@
 --   done:<id>          bitmap of finished rows
 --   parts:<id>         LIST of PartEntry JSON. part_index:<id> HASH part name -> place in it
 --   shards:<id>        LIST of shard names
---   control            HASH unit ("plan:<id>") -> rank: all open units, so HLEN is the depth of control
---   ready_<kind>       ZSET unit -> rank (priority, then deadline): those that may be claimed now
+--   control            HASH unit ("plan:<id>") -> "<rank>|<t>": all open units, so HLEN is the depth of
+--                      control. The rank is by priority, then deadline
+--   ready_<kind>:<t>   ZSET unit -> rank: those that may be claimed now
+--   ready_<kind>       ZSET t -> turn: the tenants that have such units; the lowest of all kinds is next
+--   unit_given         HASH "<kind>:<t>" -> the turn it is due at; '' -> the turn that was last
 --   later              ZSET unit -> when it may be claimed: those delayed, or leased until then
 --   unit_owners        HASH unit -> token. unit_attempts HASH unit -> claims since its last release
 --   feeding            SET of job ids with an open feed unit
+--   open:<t>           ZSET job id -> inf, or until when its place in the quotas is kept for it to be entered
+--   open_requests, open_tokens
+--                      HASH job id -> what of it is not finished: as its file looks, then as the plan found
+--   rate:<t>           when the requests that were let through are paid off, at the tenant's rate
+--   uploads:<t>        ZSET "<id>|<bytes>" -> until when they count: files that are being stored
 --   deadlines          ZSET job id -> expiry: jobs that can still expire
 --   models             SET of fingerprints
 --   fed_bytes          bytes of all payloads in requests:*
@@ -40,8 +52,8 @@ local call = redis.call
 local key, queue, buckets = {}, {}, {}
 for _, name in ipairs(KEYS) do
   local kind, rest = string.match(name, '^{.-}:([%l_]+):?(.*)$')
-  if kind == 'queue' then
-    local bucket = string.match(rest, '%d+$')
+  local bucket = kind == 'queue' and string.match(rest, '%d+$')
+  if bucket then
     queue[bucket] = name
     buckets[#buckets + 1] = bucket
   else
@@ -100,22 +112,65 @@ local function owns(kind, token)
   return call('HGET', key.unit_owners, kind .. ':' .. id) == token
 end
 
+-- Start-time fair queueing (Goyal et al. 1996): who was given n is due n turns later; who joins begins at the
+-- turn that was last, or behind what it was given since, so that leaving and coming back gains nothing.
+local function join(turns, given, name, tenant)
+  local last = tonumber(call('HGET', given, '') or 0)
+  call('ZADD', turns, 'NX', math.max(last, tonumber(call('HGET', given, name) or 0)), tenant)
+end
+
+local function give(turns, given, name, tenant, count)
+  local turn = tonumber(call('ZSCORE', turns, tenant)) + count
+  call('ZADD', turns, turn, tenant)
+  call('HSET', given, name, turn)
+end
+
+-- Who has no queue any more takes no turns.
+local function leave(tenant)
+  local names = {}
+  for place, bucket in ipairs(buckets) do names[place] = queue[bucket] .. ':' .. tenant end
+  if call('EXISTS', unpack(names)) == 0 then call('ZREM', key.turns, tenant) end
+end
+
+local kinds = {'finalize', 'feed', 'plan'}
+
+local function place_of(unit)
+  local rank, tenant = string.match(call('HGET', key.control, unit) or '', '^(.-)|(.*)$')
+  local ready = key['ready_' .. string.match(unit, '^%l+')]
+  return rank, tenant, ready
+end
+
+local function make_ready(unit)
+  local rank, tenant, ready = place_of(unit)
+  if not rank then return end
+  call('ZADD', ready .. ':' .. tenant, rank, unit)
+  join(ready, key.unit_given, string.match(unit, '^%l+:') .. tenant, tenant)
+end
+
+local function unready(unit)
+  local rank, tenant, ready = place_of(unit)
+  if not rank then return end
+  call('ZREM', ready .. ':' .. tenant, unit)
+  if call('EXISTS', ready .. ':' .. tenant) == 0 then call('ZREM', ready, tenant) end
+end
+
 local function open_unit(kind)
-  local unit, rank = kind .. ':' .. id, field('rank')
-  if call('HSETNX', key.control, unit, rank) == 1 then
-    call('ZADD', key['ready_' .. kind], rank, unit)
+  local unit = kind .. ':' .. id
+  if call('HSETNX', key.control, unit, field('rank') .. '|' .. field('tenant')) == 1 then
+    make_ready(unit)
     if kind == 'feed' then call('SADD', key.feeding, id) end
   end
 end
 
 local function close_unit(kind)
   local unit = kind .. ':' .. id
+  unready(unit)
   call('HDEL', key.control, unit)
   call('HDEL', key.unit_owners, unit)
   call('HDEL', key.unit_attempts, unit)
-  call('ZREM', key['ready_' .. kind], unit)
   call('ZREM', key.later, unit)
   if kind == 'feed' then call('SREM', key.feeding, id) end
+  if call('EXISTS', key.control) == 0 then call('DEL', key.unit_given) end
 end
 
 -- Make a unit that waits for its delay due at once; a leased one is left alone.
@@ -143,6 +198,7 @@ local function forget(rids)
   for _, name in ipairs({'owners', 'attempts', 'kills'}) do many('HDEL', key[name], rids) end
   for _, name in ipairs({'running', 'alone', 'live'}) do many('SREM', key[name], rids) end
   many('ZREM', key.leases, rids)
+  if call('EXISTS', key.requests) == 0 then call('DEL', key.given) end
   call('DECRBY', key.fed_bytes, bytes)
   call('HINCRBY', key.job, 'live_bytes', 0 - bytes)  -- in Lua -0 is '-0', which is no integer to Redis
 end
@@ -164,8 +220,9 @@ local function revoke()
   local rids = call('SMEMBERS', key.live)
   if #rids == 0 then return end
   forget(rids)
-  for _, bucket in ipairs(buckets) do sweep(queue[bucket]) end
+  for _, bucket in ipairs(buckets) do sweep(queue[bucket] .. ':' .. field('tenant')) end
   sweep(key.suspects)
+  leave(field('tenant'))
 end
 
 -- A job's payloads lie under its fingerprint: a caller that passed another model's keys is told to come
@@ -182,16 +239,23 @@ local function held()
   if token ~= '' and owns('plan', token) and until_ > now then return until_ end
 end
 
+-- Its quota is free again for others of the tenant.
+local function free()
+  call('HDEL', key.open_requests, id)
+  call('HDEL', key.open_tokens, id)
+end
+
 local function finalize(state, outcome)
   local until_ = held()
   move(state)
+  free()
   call('HSET', key.job, 'outcome', outcome)
   call('ZREM', key.deadlines, id)
   close_unit('plan')
   close_unit('feed')
   open_unit('finalize')
   if until_ then
-    call('ZREM', key.ready_finalize, 'finalize:' .. id)
+    unready('finalize:' .. id)
     call('ZADD', key.later, until_, 'finalize:' .. id)
   end
 end
@@ -205,20 +269,22 @@ local function settle()
 end
 
 local function forget_job(seconds)
-  for _, kind in ipairs({'plan', 'feed', 'finalize'}) do close_unit(kind) end
+  for _, kind in ipairs(kinds) do close_unit(kind) end
+  free()
+  call('ZREM', key.open .. ':' .. field('tenant'), id)
   call('ZREM', key.deadlines, id)
   call('DEL', key.live, key.done, key.parts, key.part_index, key.shards)
   call('EXPIRE', key.job, seconds)
 end
 
--- Owner values and queue entries: "<token>|<bucket>|<ms>" and "<ms>|<rid>".
+-- Owner values and queue entries: "<token>|<bucket>|<ms>|<tenant>" and "<ms>|<rid>".
 local function owner_of(rid)
   local value = call('HGET', key.owners, rid)
-  if value then return string.match(value, '^(.-)|(%d+)|(%d+)$') end
+  if value then return string.match(value, '^(.-)|(%d+)|(%d+)|(.*)$') end
 end
 
-local function lease(rid, token, bucket, enqueued, until_)
-  call('HSET', key.owners, rid, token .. '|' .. bucket .. '|' .. enqueued)
+local function lease(rid, token, bucket, enqueued, tenant, until_)
+  call('HSET', key.owners, rid, table.concat({token, bucket, enqueued, tenant}, '|'))
   call('ZADD', key.leases, until_, rid)
 end
 
@@ -232,9 +298,21 @@ local function suspected(rid)
   return call('HEXISTS', key.attempts, rid) == 1
 end
 
--- Put entries back at the head of their queues in the order they are given.
-local function push_back(list, entries)
-  for place = #entries, 1, -1 do call('LPUSH', list, entries[place]) end
+-- Requests that go back to the head of where they were, in the order they are given: noted, then put.
+local back = {}
+
+local function give_back(rid, bucket, ms, tenant)
+  local apart = suspected(rid)
+  local list = apart and key.suspects or queue[bucket] .. ':' .. tenant
+  back[list] = back[list] or {tenant = not apart and tenant}
+  table.insert(back[list], ms .. '|' .. rid)
+end
+
+local function put_back()
+  for list, entries in pairs(back) do
+    for place = #entries, 1, -1 do call('LPUSH', list, entries[place]) end
+    if entries.tenant then join(key.turns, key.given, entries.tenant, entries.tenant) end
+  end
 end
 
 -- The answer to a claim: those of `entries` that `token` still owns.

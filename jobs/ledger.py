@@ -10,14 +10,15 @@ from jobs import ledger_answers as answers
 from jobs import ledger_scripts
 from jobs.buckets import BOUNDS
 from jobs.ledger_scripts import Argument
+from jobs.ledger_tenants import Tenants
 from jobs.ledger_types import (
+    UNITS,
     Depth,
     FeedState,
     Finished,
     Group,
     Job,
     Lease,
-    ModelDepth,
     Reaped,
     State,
     Unit,
@@ -26,15 +27,11 @@ from jobs.records import JobRecord, Manifest, PartEntry, PlannedRequest
 from jobs.settings import Settings
 
 __all__ = [
-    "Depth",
-    "FeedState",
     "Finished",
     "Group",
     "Job",
     "Lease",
     "Ledger",
-    "ModelDepth",
-    "Reaped",
     "State",
     "Unit",
 ]
@@ -67,6 +64,7 @@ class Ledger:
         self.worker = uuid.uuid4().hex
         self._keys = ledger_scripts.Keys(namespace)
         self._scripts = ledger_scripts.Scripts(client)
+        self.tenants = Tenants(client, self._keys, self._scripts)
         self._lease_ms = int(lease_seconds * 1000)
         self._grace_ms = int((lease_seconds / 3 if grace_seconds is None else grace_seconds) * 1000)
         # A shorter outage cannot have run a lease out, because heartbeats come several times a lease.
@@ -135,7 +133,7 @@ class Ledger:
         for job_id in job_ids:
             asked.append(("HGETALL", self._keys.name("job", job_id)))
             asked.append(("SCARD", self._keys.name("live", job_id)))
-        found = self._look(asked)
+        found = self._scripts.look(asked)
         return [answers.job(fields, live) for fields, live in zip(found[::2], found[1::2], strict=True)]
 
     def unfinished(self) -> list[str]:
@@ -166,11 +164,20 @@ class Ledger:
     # Units
 
     def claim_unit(
-        self, kind: str | None = None, job_id: str | None = None, *, token: str | None = None
+        self,
+        kind: str | None = None,
+        job_id: str | None = None,
+        *,
+        besides: str | None = None,
+        token: str | None = None,
     ) -> Unit | None:
-        """Lease a due unit: highest priority, then earliest deadline; None when there is none."""
+        """Lease a due unit; None when there is none. `besides`: any kind but this.
+
+        Tenants take turns. Of a tenant's units: the highest priority, then the earliest deadline.
+        """
         token = token or uuid.uuid4().hex
-        args = (job_id or "", token, kind or "", self._lease_ms, _REMEMBER_MS)
+        kinds = ",".join([kind] if kind else [each for each in UNITS if each != besides])
+        args = (job_id or "", token, kinds, self._lease_ms, _REMEMBER_MS)
         answer = self._scripts.run("claim_unit", self._keys.of(token=token), *args)
         if answer is None:
             return None
@@ -198,12 +205,13 @@ class Ledger:
         keys = self._keys.of(job=unit.job_id)
         self._scripts.run("add_shards", keys, unit.job_id, unit.token, planned, *shards)
 
-    def end_plan(self, unit: Unit, planned: int | None = None) -> None:
+    def end_plan(self, unit: Unit, planned: int | None = None, tokens: int = 0) -> None:
         """Close the plan: all shards are released. Ends the work when nothing is left; raises LeaseLost.
 
-        `planned` requests were released in all; LeaseLost too when Redis has lost some of their shards.
+        `planned` requests were released in all, whose prompts (followers' too) have so many `tokens`;
+        LeaseLost too when Redis has lost some of their shards.
         """
-        args = (unit.job_id, unit.token, "" if planned is None else planned)
+        args = (unit.job_id, unit.token, "" if planned is None else planned, tokens)
         self._scripts.run("end_plan", self._keys.of(job=unit.job_id), *args)
 
     def fail(self, unit: Unit, manifest: Manifest | None = None) -> None:
@@ -247,7 +255,9 @@ class Ledger:
         *,
         token: str | None = None,
     ) -> Group | None:
-        """Lease up to `count` requests of one bucket: `prefer`, unless another waits far longer than it.
+        """Lease up to `count` requests of one bucket, of the tenant that was given least before all others.
+
+        The bucket is `prefer`, unless another of that tenant waits far longer than it.
 
         `idle`: the caller runs nothing. Only then it gets suspects, apart from all others: those whose worker
         died once together, the rest one by one. While suspects wait, one busy worker gets nothing (None), so
@@ -349,9 +359,10 @@ class Ledger:
         for name in names:
             for command, kind in (("HLEN", "requests"), ("ZCARD", "leases"), ("LLEN", "suspects")):
                 asked.append((command, self._keys.name(kind, name)))
-            asked += [("LLEN", self._keys.name("queue", name, bound)) for bound in BOUNDS]
-        control, fed_bytes, *counts = self._look(asked)
-        width = 3 + len(BOUNDS)
+            asked.append(("TENANTS", self._keys.name("turns", name)))
+            asked += [("QUEUED", self._keys.name("queue", name, bound)) for bound in BOUNDS]
+        control, fed_bytes, *counts = self._scripts.look(asked)
+        width = 4 + len(BOUNDS)
         models = {name: answers.depth(counts[i * width : (i + 1) * width]) for i, name in enumerate(names)}
         return Depth(models, control, int(fed_bytes or 0))
 
@@ -362,13 +373,6 @@ class Ledger:
         times = (record.created_at, record.expires_at)
         args = (record.id, record.tenant, record.priority, *times, rank, token, lease_ms)
         return int(self._scripts.run("create", self._keys.of(job=record.id), *args))
-
-    def _look(self, asked: Sequence[tuple[str, str]]) -> list[Any]:
-        """Return the answers to (command, key)..., all of one moment."""
-        if not asked:
-            return []
-        commands, names = zip(*asked, strict=True)
-        return list(self._scripts.run("look", names, *commands))
 
     def _for_owned(
         self, script: str, fingerprint: str, leases: Iterable[Lease], first: Argument

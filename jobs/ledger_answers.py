@@ -65,7 +65,7 @@ def leases(fingerprint: str, token: str, answer: list[Any]) -> list[Lease]:
 
 
 def depth(counts: Sequence[int]) -> ModelDepth:
-    requests, leased, suspects, *queues = counts
+    requests, leased, suspects, _, *queues = counts
     return ModelDepth(
         queued=requests - leased,
         leased=leased,

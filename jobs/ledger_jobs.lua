@@ -1,9 +1,24 @@
 -- Scripts on jobs and their units. The key layout and the prelude are in ledger.lua.
 
 --@ look
--- Commands, one for each key. Not a transaction, which a full Redis refuses even if it only reads.
-local answers = {}
-for place, name in ipairs(KEYS) do answers[place] = call(ARGV[place], name) end
+-- Commands, one for each key. Not a transaction, which a full Redis refuses even if it only reads. Of our own:
+-- TENANTS counts those that have turns, QUEUED what they have in a bucket.
+local answers, tenants = {}, {}
+local function queued(bucket)
+  local count = 0
+  for _, tenant in ipairs(tenants) do count = count + call('LLEN', bucket .. ':' .. tenant) end
+  return count
+end
+for place, name in ipairs(KEYS) do
+  if ARGV[place] == 'TENANTS' then
+    tenants = call('ZRANGE', name, 0, -1)
+    answers[place] = #tenants
+  elseif ARGV[place] == 'QUEUED' then
+    answers[place] = queued(name)
+  else
+    answers[place] = call(ARGV[place], name)
+  end
+end
 return answers
 
 --@ create
@@ -18,10 +33,11 @@ call('HSET', key.job, 'id', id, 'state', 'validating', 'tenant', ARGV[2], 'prior
   'created_at', ARGV[4], 'stamped', ARGV[4], 'expires_at', ARGV[5], 'rank', ARGV[6],
   'creator', ARGV[7], 'created_epoch', epoch)
 call('ZADD', key.deadlines, ARGV[5] * 1000, id)
+call('ZADD', key.open .. ':' .. ARGV[2], 'inf', id)
 open_unit('plan')
 if tonumber(ARGV[8]) > 0 then
   call('HSET', key.job, 'recovering', ARGV[7])
-  call('ZREM', key.ready_plan, 'plan:' .. id)
+  unready('plan:' .. id)
   call('ZADD', key.later, now + ARGV[8], 'plan:' .. id)
   call('HSET', key.unit_owners, 'plan:' .. id, ARGV[7])
 end
@@ -58,11 +74,11 @@ return 1
 return call('ZRANGEBYSCORE', key.deadlines, '-inf', now, 'LIMIT', 0, 100)
 
 --@ claim_unit
--- job id or '', token, kind or '', lease ms, remember ms.
+-- job id or '', token, kinds as "plan,feed", lease ms, remember ms.
 -- Twice: the record gives the same answer; a unit only while the token owns it.
+-- Tenants take turns, whatever the kind; of a tenant's units that of the lowest rank is first.
 even_when_full()
-local token, kinds = ARGV[2], {'finalize', 'feed', 'plan'}
-if ARGV[3] ~= '' then kinds = {ARGV[3]} end
+local token = ARGV[2]
 local record = remembered()
 if record then
   local mine = record.unit and call('HGET', key.unit_owners, record.unit) == token
@@ -70,28 +86,40 @@ if record then
 end
 for _, unit in ipairs(call('ZRANGEBYSCORE', key.later, '-inf', now, 'LIMIT', 0, 1000)) do
   call('ZREM', key.later, unit)
-  call('ZADD', key['ready_' .. string.match(unit, '^%l+')], call('HGET', key.control, unit), unit)
+  make_ready(unit)
 end
-local chosen, best
+
+local function of_job(kind)
+  local unit = kind .. ':' .. id
+  local rank, tenant, ready = place_of(unit)
+  if not rank then return end
+  local due = tonumber(call('ZSCORE', key.later, unit) or 'inf') <= now
+  if due or call('ZSCORE', ready .. ':' .. tenant, unit) then return unit, tonumber(rank), tenant end
+end
+
+local function next_of(kind)
+  local ready = key['ready_' .. kind]
+  local tenant, turn = unpack(call('ZRANGE', ready, 0, 0, 'WITHSCORES'))
+  if tenant then return call('ZRANGE', ready .. ':' .. tenant, 0, 0)[1], tonumber(turn), tenant end
+end
+
+local chosen, least, whose
 for _, kind in ipairs(kinds) do
-  local unit, rank
-  if id ~= '' then
-    unit = kind .. ':' .. id
-    rank = call('ZSCORE', key['ready_' .. kind], unit)
-    local due = call('ZSCORE', key.later, unit)
-    if not rank and due and tonumber(due) <= now then rank = call('HGET', key.control, unit) end
-  else
-    local head = call('ZRANGE', key['ready_' .. kind], 0, 0, 'WITHSCORES')
-    unit, rank = head[1], head[2]
+  if string.find(ARGV[3], kind, 1, true) then
+    local unit, order, tenant = (id ~= '' and of_job or next_of)(kind)
+    if unit and (not least or order < least) then chosen, least, whose = unit, order, tenant end
   end
-  rank = rank and tonumber(rank)
-  if rank and (not best or rank < best) then chosen, best = unit, rank end
 end
 if not chosen then
   remember({}, ARGV[5])
   return false
 end
-call('ZREM', key['ready_' .. string.match(chosen, '^%l+')], chosen)
+local kind = string.match(chosen, '^%l+')
+if id == '' then
+  call('HSET', key.unit_given, '', least)
+  give(key['ready_' .. kind], key.unit_given, kind .. ':' .. whose, whose, 1)
+end
+unready(chosen)
 call('ZADD', key.later, now + ARGV[4], chosen)
 call('HSET', key.unit_owners, chosen, token)
 local epoch = next_epoch()
@@ -104,7 +132,7 @@ return {chosen, epoch, attempts}
 even_when_full()
 if not owns(ARGV[2], ARGV[3]) then return 0 end
 local unit = ARGV[2] .. ':' .. id
-call('ZREM', key['ready_' .. ARGV[2]], unit)
+unready(unit)
 call('ZADD', key.later, now + ARGV[4], unit)
 return 1
 
@@ -119,7 +147,7 @@ if not owns(ARGV[2], ARGV[3]) then return 1 end
 local unit = ARGV[2] .. ':' .. id
 call('HDEL', key.unit_owners, unit)
 call('HDEL', key.unit_attempts, unit)
-call('ZREM', key['ready_' .. ARGV[2]], unit)
+unready(unit)
 call('ZADD', key.later, now + ARGV[4], unit)
 return 1
 
@@ -135,6 +163,7 @@ if ARGV[2] ~= ARGV[6] then revoke() end
 call('DEL', key.shards)
 call('HSET', key.job, 'begun', ARGV[3], 'total', ARGV[4], 'model', ARGV[5], 'fingerprint', ARGV[6],
   'cursor', 0, 'offset', 0, 'planned_requests', 0)
+call('HSET', key.open_requests, id, ARGV[4] - number('completed') - number('failed'))
 call('SADD', key.models, ARGV[6])
 return 1
 
@@ -157,14 +186,16 @@ hasten('feed')
 return 1
 
 --@ end_plan
--- id, token, requests in all shards or ''. Twice: `ended` has the token. With fewer requests here than the
--- planner released, Redis restarted meanwhile without its last second: the plan must start over.
+-- id, token, requests in all shards or '', their prompt tokens. Twice: `ended` has the token. With fewer
+-- requests here than the planner released, Redis restarted meanwhile without its last second: the plan must
+-- start over.
 even_when_full()
 if field('ended') == ARGV[2] then return 1 end
 if not owns('plan', ARGV[2]) or not open[field('state')] or field('begun') ~= ARGV[2] then return lost end
 if ARGV[3] ~= '' and number('planned_requests') ~= tonumber(ARGV[3]) then return lost end
 if field('state') == 'validating' then move('in_progress') end
 call('HSET', key.job, 'planned', 1, 'ended', ARGV[2])
+call('HSET', key.open_tokens, id, ARGV[4] - number('prompt'))
 close_unit('plan')
 settle()
 return 1
@@ -224,10 +255,11 @@ for place = 7, #ARGV, 4 do
   end
   if wanted and call('SADD', key.live, rid) == 1 then
     call('HSET', key.requests, rid, payload)
-    call('RPUSH', queue[bucket], now .. '|' .. rid)
+    call('RPUSH', queue[bucket] .. ':' .. field('tenant'), now .. '|' .. rid)
     bytes, fed = bytes + #payload, fed + 1
   end
 end
+if fed > 0 then join(key.turns, key.given, field('tenant'), field('tenant')) end
 call('INCRBY', key.fed_bytes, bytes)
 call('HINCRBY', key.job, 'live_bytes', bytes)
 call('HINCRBY', key.job, 'fed', fed)

@@ -35,12 +35,12 @@ local function head(list)
   return entry
 end
 
--- The bucket whose head has waited longest; the preferred one before those that waited a little longer. It is
--- left in the end though it has work: a long job must not keep others from their turn.
-local function longest_waiting(preferred)
+-- The tenant's bucket whose head has waited longest; the preferred one before those that waited a little
+-- longer. It is left in the end though it has work: a long job must not keep others from their turn.
+local function longest_waiting(tenant, preferred)
   local found, least
   for _, bucket in ipairs(buckets) do
-    local entry = head(queue[bucket])
+    local entry = head(queue[bucket] .. ':' .. tenant)
     local ms = entry and tonumber(string.match(entry, '^%d+'))
     if ms and bucket == preferred then ms = ms - ARGV[8] end
     if ms and (not least or ms < least) then found, least = bucket, ms end
@@ -74,10 +74,32 @@ local function suspects()
   return taken
 end
 
-local function grant(entries, bucket, alone)
-  for _, entry in ipairs(entries) do
+-- Whoever was given least chooses the bucket and takes what it has there; the others fill up, in turn.
+local function in_turn()
+  local taken, whose, bucket = {}, {}, nil
+  for _, tenant in ipairs(call('ZRANGE', key.turns, 0, -1)) do
+    if not bucket then
+      bucket = longest_waiting(tenant, ARGV[4])
+      if bucket then call('HSET', key.given, '', call('ZSCORE', key.turns, tenant)) end
+    end
+    if bucket then
+      local some = take(queue[bucket] .. ':' .. tenant, count - #taken)
+      for _, entry in ipairs(some) do
+        taken[#taken + 1] = entry
+        whose[#taken] = tenant
+      end
+      if #some > 0 then give(key.turns, key.given, tenant, tenant, #some) end
+    end
+    leave(tenant)
+    if #taken == count then break end
+  end
+  return taken, bucket or 0, 0, whose
+end
+
+local function grant(entries, bucket, alone, whose)
+  for place, entry in ipairs(entries) do
     local ms, rid = string.match(entry, '^(%d+)|(.*)$')
-    lease(rid, token, bucket, ms, until_)
+    lease(rid, token, bucket, ms, whose and whose[place] or '', until_)
     if alone == 1 and #entries == 1 then call('SADD', key.alone, rid) end
   end
   local record = {bucket = tonumber(bucket), alone = alone, epoch = 0, entries = entries, requeued = 0}
@@ -95,8 +117,7 @@ if head(key.suspects) then
     return grant({}, 0, 0)
   end
 end
-local bucket = longest_waiting(ARGV[4])
-return grant(bucket and take(queue[bucket], count) or {}, bucket or 0, 0)
+return grant(in_turn())
 
 --@ start
 -- '', (rid, token)... Marks them running; returns those that the token does not own.
@@ -128,22 +149,19 @@ return gone
 --@ release
 -- '', (rid, token)... Back to the head, no attempt counted. Twice: the token owns nothing any more.
 even_when_full()
-local back = {}
 for place = 2, #ARGV, 2 do
   local rid = ARGV[place]
-  local token, bucket, ms = owner_of(rid)
+  local token, bucket, ms, tenant = owner_of(rid)
   if token == ARGV[place + 1] then
     if tonumber(call('HGET', key.kills, rid) or 0) >= 2 then
       call('ZADD', key.leases, now, rid)  -- given up: it must not run, so the next reap hands it out again
     else
       unlease(rid)
-      local list = suspected(rid) and key.suspects or queue[bucket]
-      back[list] = back[list] or {}
-      table.insert(back[list], ms .. '|' .. rid)
+      give_back(rid, bucket, ms, tenant)
     end
   end
 end
-for list, entries in pairs(back) do push_back(list, entries) end
+put_back()
 return {}
 
 --@ complete
@@ -186,6 +204,10 @@ end
 for name, sum in pairs(sums) do
   if sum > 0 then call('HINCRBY', key.job, name, sum) end
 end
+if call('HEXISTS', key.open_requests, id) == 1 then
+  call('HINCRBY', key.open_requests, id, 0 - sums.completed - sums.failed)
+  call('HINCRBY', key.open_tokens, id, 0 - sums.prompt)
+end
 if key.requests then forget(finished) end
 if kept > 0 then
   local entry = '{"name":' .. cjson.encode(ARGV[3]) .. ',"skip":[' .. table.concat(refused, ',') .. ']}'
@@ -207,26 +229,24 @@ if last and now - last > tonumber(ARGV[4]) then grace = now + ARGV[5] end
 call('HSET', key.reaped, 'at', now, 'until', grace)
 local most = ARGV[7]
 if now < grace then most = 0 end
-local back, given_up, requeued = {}, {}, 0
+local given_up, requeued = {}, 0
 for _, rid in ipairs(call('ZRANGEBYSCORE', key.leases, '-inf', now, 'LIMIT', 0, most)) do
-  local _, bucket, ms = owner_of(rid)
+  local _, bucket, ms, tenant = owner_of(rid)
   local ran, alone = unlease(rid)
   local entry = ms .. '|' .. rid
   if ran then call('HINCRBY', key.attempts, rid, 1) end
   if ran and alone then call('HINCRBY', key.kills, rid, 1) end
   if tonumber(call('HGET', key.kills, rid) or 0) >= 2 then
-    lease(rid, ARGV[2], bucket, ms, now + ARGV[3])
+    lease(rid, ARGV[2], bucket, ms, tenant, now + ARGV[3])
     given_up[#given_up + 1] = entry
   elseif ran then
     call('RPUSH', key.suspects, entry)
   else
-    local list = suspected(rid) and key.suspects or queue[bucket]
-    back[list] = back[list] or {}
-    table.insert(back[list], entry)
+    give_back(rid, bucket, ms, tenant)
   end
   requeued = requeued + 1
 end
-for list, entries in pairs(back) do push_back(list, entries) end
+put_back()
 local record = {bucket = 0, alone = 0, epoch = 0, entries = given_up, requeued = requeued - #given_up}
 if #given_up > 0 then record.epoch = next_epoch() end
 remember(record, ARGV[6])

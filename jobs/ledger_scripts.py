@@ -18,8 +18,14 @@ _GLOBAL = (
     "ready_plan",
     "ready_feed",
     "ready_finalize",
+    "unit_given",
     "later",
     "feeding",
+    "open",
+    "open_requests",
+    "open_tokens",
+    "rate",
+    "uploads",
     "deadlines",
     "models",
     "fed_bytes",
@@ -37,6 +43,8 @@ _MODEL = (
     "attempts",
     "drain",
     "reaped",
+    "turns",
+    "given",
 )
 
 Argument = str | int | float | bytes
@@ -102,6 +110,13 @@ class Scripts:
         self._client = client
         self._scripts = {name: client.register_script(body) for name, body in sources().items()}
 
+    def look(self, asked: Sequence[tuple[str, str]]) -> list[Any]:
+        """Return the answers to (command, key)..., all of one moment."""
+        if not asked:
+            return []
+        commands, names = zip(*asked, strict=True)
+        return list(self.run("look", names, *commands))
+
     def run(self, name: str, keys: Sequence[str], *args: Argument) -> Any:
         """Run a script; its first argument is the job it is about, if any."""
         try:
@@ -125,7 +140,7 @@ def sources() -> dict[str, str]:
     folder = resources.files("jobs")
     _, prelude = folder.joinpath("ledger.lua").read_text().split("--@ prelude\n")
     bodies = {}
-    for file in ("ledger_jobs.lua", "ledger_requests.lua"):
+    for file in ("ledger_jobs.lua", "ledger_requests.lua", "ledger_tenants.lua"):
         for section in folder.joinpath(file).read_text().split("--@ ")[1:]:
             name, _, body = section.partition("\n")
             bodies[name] = prelude + body

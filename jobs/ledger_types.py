@@ -6,6 +6,9 @@ from typing import TypedDict
 
 from jobs.records import PlannedRequest, Usage
 
+UNITS = ("finalize", "feed", "plan")
+"""The kinds of units. In this order, where their turns are equal."""
+
 
 class State(StrEnum):
     """Where a job is. One past its deadline is FINALIZING, outcome `expired`, until its files lie there."""
@@ -141,8 +144,11 @@ class ModelDepth(TypedDict):
 
 @dataclass(frozen=True)
 class Depth:
-    """What is left to do: requests by model fingerprint, open units, and bytes of prompts in Redis."""
+    """What is left to do: requests by model fingerprint, open units, and bytes of prompts in Redis.
+
+    `fed_bytes` is 0 in that of one tenant.
+    """
 
     models: dict[str, ModelDepth]
     control: int
-    fed_bytes: int
+    fed_bytes: int = 0

@@ -40,6 +40,26 @@ def read(stream: BinaryIO, max_line_bytes: int) -> Iterator[Line]:
             yield Line(number, data)
 
 
+class Counting:
+    """A file whose lines are counted while it is read."""
+
+    def __init__(self, data: BinaryIO) -> None:
+        self._data = data
+        self._ends, self._last = 0, b"\n"
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes."""
+        chunk = self._data.read(size)
+        self._ends += chunk.count(b"\n")
+        self._last = chunk[-1:] or self._last
+        return chunk
+
+    @property
+    def lines(self) -> int:
+        """The lines read so far, blank ones too."""
+        return self._ends + (self._last != b"\n")
+
+
 class Parsed(NamedTuple):
     """A line's JSON value. `fault`: it is JSON, but no request can be made of it, for this reason."""
 

@@ -1,4 +1,4 @@
-"""A bounded memory of records that never change once they are written."""
+"""A bounded memory of records that never change once they are written, though they may be deleted."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -30,3 +30,8 @@ class Memo(Generic[T]):
                 while len(self._found) > self._size:
                     self._found.popitem(last=False)
         return value
+
+    def forget(self, name: str) -> None:
+        """Read `name` anew the next time."""
+        with self._lock:
+            self._found.pop(name, None)

@@ -38,8 +38,11 @@ class Sink(Protocol):
         """Take the error rows of requests that will not run."""
         ...
 
-    def release(self, shards: list[str], planned: int) -> None:
-        """Take the shards of a window, which hold `planned` requests (their followers not counted)."""
+    def release(self, shards: list[str], planned: int, tokens: int) -> None:
+        """Take the shards of a window, which hold `planned` requests (their followers not counted).
+
+        `tokens` are those of all prompts of the window, followers' included.
+        """
         ...
 
 
@@ -78,7 +81,7 @@ class Planner:
                     names.append(f"{self.prefix}{shard:06}.jsonl")
                     self._write(names[-1], requests)
                     shard += 1
-                sink.release(names, window.planned)
+                sink.release(names, window.planned, window.tokens)
 
     def scan(self) -> tuple[int, str]:
         """Return (number of requests, model); raises InvalidInput with all errors of the file."""

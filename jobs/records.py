@@ -45,6 +45,8 @@ class FileRecord(Record):
     created_at: int
     key: str
     expires_at: int | None = None
+    lines: int | None = None
+    """Of an input file, blank lines included. Earlier versions did not count."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class JobRecord(Record):
     metadata: dict[str, str] | None = None
     priority: int = 0
     output_expires_seconds: int | None = None
+    idempotency: str | None = None
+    """Where the record of its Idempotency-Key lies."""
 
 
 @dataclass(frozen=True)

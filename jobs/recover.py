@@ -10,7 +10,7 @@ import logging
 
 import redis
 
-from jobs import finalize, ids, results
+from jobs import errors, finalize, ids, results
 from jobs.ledger import Finished, Job, Ledger
 from jobs.records import JobRecord, Manifest, PartEntry, ResultRow
 from jobs.store import ObjectStore
@@ -37,22 +37,34 @@ def recover(ledger: Ledger, store: ObjectStore) -> list[str]:
     recovered = []
     marked = [marker.key.removeprefix(OPEN) for marker in store.list(OPEN)]
     for job_id in sorted({*marked, *ledger.unfinished()}):
-        job = ledger.job(job_id)
-        if (manifest := finalize.found(store, job_id)) is not None:
-            _end(manifest, ledger, store)
-        elif job is None and _bring_back(job_id, ledger, store):
-            recovered.append(job_id)
-        elif job is not None:
-            _catch_up(job, ledger, store)
+        try:
+            if _recover(job_id, ledger, store):
+                recovered.append(job_id)
+        except errors.NotFound:
+            if store.size(f"jobs/{job_id}/job.json") is not None:
+                raise
+            log.warning("job was deleted", extra={"job": job_id})
     if recovered:
         log.warning("jobs recovered from the store", extra={"jobs": len(recovered), "first": recovered[:10]})
     return recovered
 
 
+def _recover(job_id: str, ledger: Ledger, store: ObjectStore) -> bool:
+    """Tell Redis what only the store knows of one job; tell whether Redis had lost it."""
+    job = ledger.job(job_id)
+    if (manifest := finalize.found(store, job_id)) is not None:
+        _end(manifest, ledger, store)
+        return False
+    if job is None:
+        return _bring_back(job_id, ledger, store)
+    _catch_up(job, ledger, store)
+    return False
+
+
 def _end(manifest: Manifest, ledger: Ledger, store: ObjectStore) -> None:
     """Do what the finalizer of a job still had to do when it died, or what Redis forgot that it did."""
     finalize.publish(store, _record(manifest.job_id, store), manifest)
-    store.delete(OPEN + manifest.job_id)
+    finalize.close(store, manifest.job_id)
     ledger.end(manifest)
 
 

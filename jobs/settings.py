@@ -27,6 +27,7 @@ from jobs import errors, masking
 PREFIX = "LONGHAUL_"
 # What the command line client reads; a shell that has them set may start servers too.
 CLIENT_VARIABLES = frozenset({"LONGHAUL_API_URL", "LONGHAUL_API_KEY"})
+_REMOVED = {"LONGHAUL_API_KEYS": "The store keeps hashes of keys now: longhaul keys create TENANT"}
 Tenant = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 
 
@@ -81,6 +82,25 @@ class ModelSettings(BaseModel):
         return f"{name}@{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
 
+class Quota(BaseModel):
+    """What a tenant may have at a time. What is not set is not limited."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    open_requests: int | None = Field(
+        None, gt=0, description="Requests of unfinished jobs that are not finished themselves."
+    )
+    open_tokens: int | None = Field(
+        None,
+        gt=0,
+        description="Tokens of their prompts; until a job is planned, a quarter of its file's bytes.",
+    )
+    file_bytes: int | None = Field(None, gt=0, description="Bytes of files, results included.")
+    requests_per_minute: int | None = Field(
+        None, gt=0, description="Calls of the API; a minute's calls may come at once."
+    )
+
+
 class Settings(BaseSettings):
     """Everything a Longhaul process can be told, with units in the names."""
 
@@ -101,10 +121,10 @@ class Settings(BaseSettings):
         None,
         description="The model this worker runs; None is the only one, or 'none' for control work alone.",
     )
-    api_keys: dict[Tenant, SecretStr] = Field(
-        {}, description="tenant -> API key (JSON). Empty: no key is asked, one tenant."
-    )
 
+    quotas: dict[Tenant | Literal["*"], Quota] = Field(
+        {}, description="tenant -> quota (JSON); `*` is everybody who is not named."
+    )
     lease_seconds: float = Field(
         30, gt=0, description="A worker not heard of for this long loses its requests."
     )
@@ -200,6 +220,12 @@ class Settings(BaseSettings):
     finished_job_seconds: float = Field(
         3600, gt=0, description="How long Redis remembers a finished job; the store keeps it."
     )
+    sweep_seconds: float = Field(
+        3600,
+        gt=0,
+        description="How often expired files and what was left behind are removed from the store, by one"
+        " process of all.",
+    )
     cost_per_hour: float | None = Field(None, ge=0, description="Price of one worker-hour, for summary.json.")
 
     @field_validator("redis_url")
@@ -223,6 +249,8 @@ class Settings(BaseSettings):
         known = {PREFIX + name.upper() for name in cls.model_fields}
         for name in sorted(os.environ):
             if name.startswith(PREFIX) and name not in known | CLIENT_VARIABLES:
+                if name in _REMOVED:
+                    raise errors.SettingsError(f"{name} is no setting any more. {_REMOVED[name]}")
                 close = difflib.get_close_matches(name, known, 3) or sorted(known)
                 raise errors.SettingsError(f"{name} is not a setting. Did you mean {' or '.join(close)}?")
         try:

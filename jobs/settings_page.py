@@ -22,6 +22,7 @@ not in this list is an error, so a typing mistake never passes for a default. Va
 def page() -> str:
     """Return the page as Markdown, one table row a setting, from the fields of the settings classes."""
     example = 'LONGHAUL_MODELS=\'{"smol": {"source": "HuggingFaceTB/SmolLM2-135M-Instruct"}}\''
+    quotas = 'LONGHAUL_QUOTAS=\'{"*": {"open_requests": 100000}, "research": {"open_tokens": 50000000}}\''
     return "\n".join(
         [
             _HEAD,
@@ -36,6 +37,16 @@ def page() -> str:
             "```",
             "",
             *_table(settings.ModelSettings, ""),
+            "",
+            "## A quota",
+            "",
+            "One entry of `LONGHAUL_QUOTAS`. Who is over it is answered 429 with `Retry-After`:",
+            "",
+            "```sh",
+            f"export {quotas}",
+            "```",
+            "",
+            *_table(settings.Quota, ""),
             "",
         ]
     )
@@ -63,7 +74,7 @@ def _kind(annotation: Any) -> str:
     if origin is tuple:
         return f"list of {_kind(arguments[0])}"
     names = {"str": "text", "SecretStr": "secret", "Path": "path", "int": "integer", "float": "number"}
-    names |= {"bool": "true or false", "ModelSettings": "model"}
+    names |= {"bool": "true or false", "ModelSettings": "model", "Quota": "quota"}
     return names[annotation.__name__]
 
 

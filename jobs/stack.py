@@ -20,6 +20,7 @@ from jobs import embedded, errors, servers
 from jobs import settings as settings_module
 
 DEFAULT_DIRECTORY = Path(".longhaul")
+ENVIRONMENT = "environment"
 PREFERRED_API_PORT = 8000
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -214,7 +215,7 @@ class Stack:
             self.workers = []
             # Without the lock the directory, and the variables in it, are another stack's.
             if self._lock is not None:
-                (self.directory / "environment").unlink(missing_ok=True)
+                (self.directory / ENVIRONMENT).unlink(missing_ok=True)
                 self._lock.close()
                 self._lock = None
 
@@ -229,7 +230,7 @@ class Stack:
             "Redis": self.environment["LONGHAUL_REDIS_URL"],
             "store": f"{store} at {self.seaweedfs.endpoint_url} (SeaweedFS)" if self.seaweedfs else store,
             "data, logs": str(self.directory),
-            "variables": f"set -a; . {shlex.quote(str(self.directory / 'environment'))}; set +a",
+            "variables": f"set -a; . {shlex.quote(str(self.directory / ENVIRONMENT))}; set +a",
         }
         return "\n".join(f"  {name:<11} {value}" for name, value in rows.items())
 
@@ -238,7 +239,7 @@ class Stack:
 
     def _write_environment(self) -> None:
         """Leave the variables for other shells: `set -a; . .longhaul/environment`."""
-        path = self.directory / "environment"
+        path = self.directory / ENVIRONMENT
         path.touch(mode=0o600)
         path.write_text("".join(f"{name}={shlex.quote(value)}\n" for name, value in self.environment.items()))
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from jobs import errors
@@ -12,15 +12,19 @@ from jobs.settings import Settings
 # No segment begins with a dot: neither '.' and '..' nor the names LocalStore keeps for itself can be keys.
 _SEGMENT = r"[\w@+=,:~-][\w.@+=,:~-]*"
 _KEY = re.compile(rf"{_SEGMENT}(/{_SEGMENT})*", re.ASCII)
+STREAMED = ("files/", "jobs/")
+"""Where large objects are written: what lies half-written under other names of a bucket is not ours."""
+
 _PREFIX = re.compile(rf"({_SEGMENT}/)*({_SEGMENT})?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Object:
-    """What `list` tells of an object: its key and its size in bytes."""
+    """What `list` tells of an object: its key, its size in bytes, and when it was written (unix seconds)."""
 
     key: str
     size: int
+    modified: float = field(default=0.0, compare=False)
 
 
 class Writer(Protocol):
@@ -68,6 +72,10 @@ class ObjectStore(Protocol):
 
     def writer(self, key: str) -> AbstractContextManager[Writer]:
         """Stream into an object that is visible only after a clean exit; an exception leaves nothing."""
+        ...
+
+    def clean(self, before: float, dry_run: bool = False) -> Iterator[int]:
+        """Remove what writers that were killed had begun before a time (unix s); yield the bytes of each."""
         ...
 
     def check(self) -> None:

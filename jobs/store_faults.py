@@ -105,6 +105,10 @@ class FaultyStore:
         for fault in faults:
             fault.after()
 
+    def clean(self, before: float, dry_run: bool = False) -> Iterator[int]:
+        with self._faulty("clean"):
+            yield from self._inner.clean(before, dry_run)
+
     def check(self) -> None:
         with self._faulty("check"):
             self._inner.check()

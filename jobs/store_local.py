@@ -102,6 +102,16 @@ class LocalStore:
         finally:
             out.discard()
 
+    def clean(self, before: float, dry_run: bool = False) -> Iterator[int]:
+        with self.explained(""), suppress(FileNotFoundError), os.scandir(self._temporary) as drafts:
+            for draft in drafts:
+                with suppress(FileNotFoundError):  # another process was faster
+                    found = draft.stat()
+                    if draft.name != "lock" and found.st_mtime < before:
+                        if not dry_run:
+                            os.unlink(draft)
+                        yield found.st_size
+
     def check(self) -> None:
         """Make the directory and write into it; remove what processes killed a day ago left half-written."""
         with self.explained(""):
@@ -109,10 +119,8 @@ class LocalStore:
             probe = self._temporary / ids.ulid()
             probe.touch(exist_ok=False)
             probe.unlink()
-            for left in self._temporary.iterdir():
-                with suppress(FileNotFoundError):
-                    if left.name != "lock" and time.time() - left.stat().st_mtime > _LEFTOVER_SECONDS:
-                        left.unlink()
+        for _ in self.clean(time.time() - _LEFTOVER_SECONDS):
+            pass
 
     def path(self, key: str) -> Path:
         return self._root / store.checked_key(key)
@@ -181,7 +189,8 @@ class LocalStore:
                     yield from self._walk(f"{key}/", "")
                     continue
                 with suppress(FileNotFoundError):  # deleted since the directory was read
-                    yield store.Object(key, entry.stat().st_size)
+                    found = entry.stat()
+                    yield store.Object(key, found.st_size, found.st_mtime)
 
 
 class _Draft:

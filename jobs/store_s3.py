@@ -19,6 +19,7 @@ _BUFFER_BYTES = 256 << 10
 _URL = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(/(?P<prefix>.*))?")
 _TAKEN_OR_IN_FLUX = (409, 412)
 _CONDITION_NOT_KNOWN = (400, 405, 501)
+_NOT_LISTED = (400, 403, 405, 501)
 
 
 class S3Store:
@@ -30,6 +31,7 @@ class S3Store:
         self._settings, self._bucket = settings, bucket
         self._calls = Calls(connect(settings, connect_seconds=5, read_seconds=60), bucket, self.url)
         self._conditions_known = True
+        self._uploads_known = True
 
     def put(self, key: str, data: bytes | BinaryIO) -> int:
         if isinstance(data, bytes):
@@ -109,6 +111,17 @@ class S3Store:
             upload.abort()
             raise
 
+    def clean(self, before: float, dry_run: bool = False) -> Iterator[int]:
+        for folder in store.STREAMED:
+            for upload in self._uploads(self._prefix + folder):
+                if upload["Initiated"].timestamp() >= before:
+                    continue
+                named = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+                parts = self._calls("list_parts", accept=(404,), **named).fields.get("Parts", ())
+                if not dry_run:
+                    self._calls("abort_multipart_upload", accept=(404,), **named)
+                yield sum(part["Size"] for part in parts)
+
     def check(self) -> None:
         # A client of its own: whoever asks wants an answer now, not after all the retries of real work.
         client = connect(self._settings, connect_seconds=2, read_seconds=2)
@@ -135,12 +148,34 @@ class S3Store:
         )
         return True
 
+    def _uploads(self, prefix: str) -> Iterator[dict[str, Any]]:
+        """Yield the multipart uploads that nobody has completed; nothing where the server cannot tell."""
+        more: dict[str, Any] = {}
+        while True:
+            page = self._calls("list_multipart_uploads", accept=_NOT_LISTED, Prefix=prefix, **more)
+            if not page.ok:
+                if self._uploads_known:
+                    log.warning(
+                        "multipart uploads cannot be listed, the bucket's lifecycle rule has to end them:"
+                        " store=%s status=%d code=%s",
+                        *(self.url, page.status, page.code),
+                    )
+                self._uploads_known = False
+                return
+            found = page.fields.get("Uploads", [])
+            yield from found
+            if not page.fields.get("IsTruncated") or not found:
+                return
+            more = {"KeyMarker": found[-1]["Key"], "UploadIdMarker": found[-1]["UploadId"]}
+
     def _list(self, prefix: str) -> Iterator[store.Object]:
         more: dict[str, Any] = {}
         while True:
             page = self._calls("list_objects_v2", Prefix=prefix, **more).fields
             for item in page.get("Contents", ()):
-                yield store.Object(item["Key"].removeprefix(self._prefix), item["Size"])
+                yield store.Object(
+                    item["Key"].removeprefix(self._prefix), item["Size"], item["LastModified"].timestamp()
+                )
             if not page.get("IsTruncated"):
                 return
             more = {"ContinuationToken": page["NextContinuationToken"]}

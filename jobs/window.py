@@ -29,7 +29,7 @@ class Window:
     """Requests of one window. Tokens lie as big-endian words, so that byte order is token order."""
 
     def __init__(self, directory: Path) -> None:
-        self.planned = 0
+        self.planned = self.tokens = 0
         self._leaders = Scratch(directory, _SCHEMA)
         self._sorter = Sorter(directory)
         self._deduplicated = False
@@ -46,6 +46,8 @@ class Window:
     def add(self, record: JobRecord, request: Prepared | PreparedInputs, prompt_ids: list[int]) -> None:
         """Take a request; one that equals an earlier deterministic one becomes its follower."""
         tokens, params = _pack(prompt_ids), request.params
+        further = params.get("inputs", ())
+        self.tokens += len(prompt_ids) + sum(map(len, further))
         sampled = params.get("temperature", 0.0) > 0
         if not sampled or params["seed"] is not None:
             packed = orjson.dumps(params, option=orjson.OPT_SORT_KEYS)
@@ -55,7 +57,7 @@ class Window:
             packed = orjson.dumps(params | {"seed": ids.seed(ids.request_id(record.id, request.row))})
         # Longest bucket first, so that what takes longest does not start last; then by token sequence, so
         # that equal prefixes are neighbours.
-        bucket = buckets.bucket(max(len(prompt_ids), *map(len, params.get("inputs", ())), 0))
+        bucket = buckets.bucket(max(len(prompt_ids), *map(len, further), 0))
         item = (-bucket, tokens, request.row, request.custom_id, packed)
         self._sorter.add(item, _ITEM_BYTES + len(tokens) + len(packed))
         self.planned += 1

@@ -14,6 +14,8 @@ from jobs.store import ObjectStore
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 10.0
+PLANS_AT_ONCE = 2
+"""They share one interpreter: more of them make none faster, and who comes next waits for all."""
 PLAN_ATTEMPTS = 5
 """A plan whose worker vanished this often fails its job: something in its input ends processes."""
 
@@ -34,8 +36,11 @@ class Control:
             self._tokenizer(name)
 
     def run_unit(self, kind: str | None = None, job_id: str | None = None) -> bool:
-        """Claim and run one unit that is due; False if there is none."""
-        unit = self._ledger.claim_unit(kind, job_id)
+        """Claim and run one unit that is due; False if there is none, or no more plans may run here."""
+        full = self._planning() >= PLANS_AT_ONCE
+        if full and kind == "plan":
+            return False
+        unit = self._ledger.claim_unit(kind, job_id, besides="plan" if full else None)
         if unit is None:
             return False
         with self._lock:
@@ -53,6 +58,10 @@ class Control:
             with self._lock:
                 del self._held[unit.token]
         return True
+
+    def _planning(self) -> int:
+        with self._lock:
+            return sum(unit.kind == "plan" for unit in self._held.values())
 
     def extend(self) -> None:
         """Renew the leases of the units that run here."""
@@ -95,7 +104,7 @@ class Control:
         except plan.InvalidInput as invalid:
             self._fail(unit, record, invalid.errors)
             return
-        self._ledger.end_plan(unit, sink.planned)
+        self._ledger.end_plan(unit, sink.planned, sink.tokens)
         self.run_unit("feed", record.id)
 
     def _tokenizer(self, name: str) -> tokens.Tokenizer:
@@ -123,7 +132,7 @@ class Control:
             raise errors.LeaseLost(what=f"plan of {record.id}")
         manifest = finalize.publish(self._store, record, manifest)
         # The marker first: what dies between the two is done again for the unit, which nobody closed.
-        self._store.delete(f"open/{record.id}")
+        finalize.close(self._store, record.id)
         self._ledger.fail(unit, manifest)
 
     def _finalize(self, unit: Unit) -> None:
@@ -135,7 +144,7 @@ class Control:
             raise errors.LeaseLost(what=f"finalize of {record.id}")
         manifest = finalize.publish(self._store, record, manifest)
         # The marker first: what dies between the two is done again for the unit, which nobody closed.
-        self._store.delete(f"open/{record.id}")
+        finalize.close(self._store, record.id)
         self._ledger.finish(unit, manifest)
         for shard in self._store.list(f"jobs/{record.id}/plan/"):
             self._store.delete(shard.key)
@@ -159,7 +168,7 @@ class _PlanSink:
     def __init__(self, unit: Unit, settings: Settings, ledger: Ledger, store: ObjectStore) -> None:
         self._unit, self._settings, self._ledger, self._store = unit, settings, ledger, store
         self._part = results.Part(unit.job_id)
-        self.planned = 0
+        self.planned = self.tokens = 0
 
     def begin(self, total: int, model: str) -> None:
         self._ledger.begin_plan(self._unit, total, model, self._settings.fingerprints[model])
@@ -169,10 +178,11 @@ class _PlanSink:
         if self._part.bytes >= self._settings.flush_bytes:
             self._flush()
 
-    def release(self, shards: list[str], planned: int) -> None:
+    def release(self, shards: list[str], planned: int, tokens: int) -> None:
         self._flush()
         self._ledger.add_shards(self._unit, shards, planned)
         self.planned += planned
+        self.tokens += tokens
 
     def _flush(self) -> None:
         if not self._part.rows:

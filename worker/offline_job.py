@@ -263,7 +263,7 @@ class _Sink:
             part.add(rows)
             part.write(self._store)
 
-    def release(self, shards: list[str], planned: int) -> None:
+    def release(self, shards: list[str], planned: int, tokens: int) -> None:
         self.planned.shards += shards
 
 

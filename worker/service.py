@@ -9,7 +9,7 @@ from dataclasses import asdict
 from threading import Event, Thread
 from typing import Any
 
-from jobs import errors, ids, queue, store
+from jobs import errors, ids, queue, store, sweeper
 from jobs.ledger import Ledger
 from jobs.settings import Settings
 from worker import engine
@@ -34,6 +34,7 @@ class Service:
         self.failed: str | None = None
         self._producer = queue.Producer(settings)
         self._control = Control(settings, self.ledger, self.store, self._fed)
+        self._sweeper = sweeper.Sweeper(settings, self.ledger.redis, self.store)
         self._held = Held()
         self._stopping, self._stopped, self._wake = Event(), Event(), Event()
         self._stop_at = float("inf")
@@ -47,6 +48,7 @@ class Service:
         every = {
             "heartbeat": (self._heartbeat, self.settings.heartbeat_seconds, self._stopped),
             "reaper": (self._control.reap, self.settings.reap_seconds, self._stopping),
+            "sweeper": (self._sweeper.turn, self._sweeper.check_seconds, self._stopping),
             "units": (self._units, self.settings.poll_seconds / 2, self._stopping),
             # Apart from the others, so that a long plan does not leave the engine without requests.
             "feeder": (lambda: self._units("feed"), self.settings.poll_seconds / 4, self._stopping),
@@ -62,6 +64,7 @@ class Service:
         if not self._stopping.is_set():
             self._stop_at = time.monotonic() + self.settings.drain_seconds
             self._stopping.set()
+            self._sweeper.stopping.set()
             self._wake.set()
             log.info("draining", extra={"held": len(self._held)})
 
@@ -79,7 +82,9 @@ class Service:
         return self.settings.served is not None and self._puller is None and not self._stopped.is_set()
 
     def run_unit(self, kind: str, job_id: str) -> bool:
-        return not self._stopping.is_set() and self._control.run_unit(kind, job_id)
+        """Run one unit of that kind: the job's own, or a plan of the tenant whose turn it is."""
+        mine = None if kind == "plan" else job_id
+        return not self._stopping.is_set() and self._control.run_unit(kind, mine)
 
     def stats(self) -> dict[str, Any]:
         """Return what the service and its engine are doing, as JSON values."""

@@ -1,5 +1,7 @@
 """What must hold between Redis and the plain model of the ledger at any time."""
 
+from itertools import product
+
 import redis
 from hypothesis.stateful import invariant
 
@@ -9,6 +11,7 @@ from jobs.records import PartEntry
 from tests.integration.ledger_model import OPEN, Model
 
 MODELS = ("a@1", "b@1")
+TENANTS = ("default", "other")
 
 
 class Agreement:
@@ -38,6 +41,11 @@ class Agreement:
             size = sum(len(request.planned.to_json()) for request in job.live.values())
             assert int(self.client.hget(self.ledger._keys.name("job", job_id), "live_bytes") or 0) == size
             assert found.planned == job.planned
+            left = self.client.hget(self.ledger._keys.name("open_requests"), job_id)
+            counted = job.begun and job.state in OPEN
+            assert not counted or int(left or 0) == (job.total or 0) - job.completed - job.failed
+            assert (left is not None) == bool(counted)
+            assert (job_id in self.ledger.tenants.open_jobs(job.record.tenant)) == (not job.state.terminal)
             assert self.ledger.parts(job_id) == [PartEntry(*entry) for entry in job.parts.items()]
             bits = self.ledger.done(job_id)
             assert {row for row in range(len(bits) * 8) if bits[row // 8] >> 7 - row % 8 & 1} == job.done
@@ -52,7 +60,10 @@ class Agreement:
         assert owners == {unit: token for unit, token in self.model.units.items() if token}
         places = self.client.zrange(keys.name("later"), 0, -1)
         for kind in ("plan", "feed", "finalize"):
-            places += self.client.zrange(keys.name(f"ready_{kind}"), 0, -1)
+            ready = {t: self.client.zrange(keys.name(f"ready_{kind}", t), 0, -1) for t in TENANTS}
+            places += [unit for units in ready.values() for unit in units]
+            waiting = self.client.zrange(keys.name(f"ready_{kind}"), 0, -1)
+            assert {tenant.decode() for tenant in waiting} == {t for t, units in ready.items() if units}
         assert sorted(place.decode() for place in places) == sorted(self.model.units)
         deadlines = {job.decode() for job in self.client.zrange(keys.name("deadlines"), 0, -1)}
         assert deadlines == {job_id for job_id, job in self.model.jobs.items() if job.state in OPEN}
@@ -80,14 +91,16 @@ class Agreement:
                 marked = {rid.decode() for rid in self.client.smembers(keys.name(name, fingerprint))}
                 assert marked == {rid for rid, request in live.items() if getattr(request, name)}
             assert self.waiting("suspects", fingerprint) == self.model.suspects[fingerprint]
-            for bucket in BOUNDS:
-                queue = self.model.queues[fingerprint, bucket]
-                assert self.waiting("queue", fingerprint, bucket) == queue
+            turns = self.client.zrange(keys.name("turns", fingerprint), 0, -1)
+            for bucket, tenant in product(BOUNDS, TENANTS):
+                queue = self.model.queues[fingerprint, bucket, tenant]
+                assert self.waiting("queue", fingerprint, bucket, tenant) == queue
+                assert tenant.encode() in turns or not queue
         assert self.ledger.depth().fed_bytes == total
 
-    def waiting(self, kind: str, fingerprint: str, *bucket: int) -> list[str]:
+    def waiting(self, kind: str, fingerprint: str, *place: int | str) -> list[str]:
         """The requests that a queue would hand out: each once, stale entries passed over."""
-        names = self.client.lrange(self.ledger._keys.name(kind, fingerprint, *bucket), 0, -1)
+        names = self.client.lrange(self.ledger._keys.name(kind, fingerprint, *place), 0, -1)
         rids = dict.fromkeys(name.decode().partition("|")[2] for name in names)
         return [
             rid

@@ -8,6 +8,8 @@ from jobs.ledger import Finished, State
 from jobs.records import JobRecord, PlannedRequest
 
 OPEN = (State.VALIDATING, State.IN_PROGRESS)
+Place = tuple[int, str] | None
+"""Where a request waits: a bucket of a tenant, or with the suspects."""
 
 
 class Lost(Exception):
@@ -58,7 +60,7 @@ class Model:
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
         self.units: dict[str, str | None] = {}
-        self.queues: dict[tuple[str, int], list[str]] = defaultdict(list)
+        self.queues: dict[tuple[str, int, str], list[str]] = defaultdict(list)
         self.suspects: dict[str, list[str]] = defaultdict(list)
         self.drainer: dict[str, str] = {}
 
@@ -152,7 +154,7 @@ class Model:
         for request in requests:
             if request.id not in job.live and not job.done.issuperset(request.rows):
                 job.live[request.id] = Request(request)
-                self.queues[job.fingerprint, request.bucket].append(request.id)
+                self.queues[job.fingerprint, request.bucket, job.record.tenant].append(request.id)
                 job.fed += 1
         job.fed_call = call
         job.cursor, job.offset = (job.cursor + 1, 0) if last else (job.cursor, offset + len(requests))
@@ -162,9 +164,16 @@ class Model:
     # Requests
 
     def claim(
-        self, worker: str, token: str, fingerprint: str, count: int, bucket: int | None, idle: bool
+        self,
+        worker: str,
+        token: str,
+        fingerprint: str,
+        count: int,
+        turns: Sequence[str],
+        bucket: int | None,
+        idle: bool,
     ) -> list[str]:
-        """Lease requests; `bucket` is the one that the ledger must take from."""
+        """Lease requests; `bucket` is the one that the ledger must take from, of tenants in turn."""
         suspects = self.suspects[fingerprint]
         if suspects:
             if idle:
@@ -174,9 +183,12 @@ class Model:
                 return []
         if bucket is None:
             return []
-        queue = self.queues[fingerprint, bucket]
-        taken = queue[:count]
-        del queue[:count]
+        taken = []
+        for tenant in turns:
+            queue = self.queues[fingerprint, bucket, tenant]
+            some = queue[: count - len(taken)]
+            del queue[: len(some)]
+            taken += some
         return self._lease(token, fingerprint, taken, alone=False)
 
     def start(self, fingerprint: str, leases: Sequence[tuple[str, str]]) -> list[str]:
@@ -194,14 +206,14 @@ class Model:
         return [rid for rid, token, request in owners if request is None or request.owner != token]
 
     def release(self, fingerprint: str, leases: Sequence[tuple[str, str]]) -> None:
-        back: dict[int | None, list[str]] = defaultdict(list)
+        back: dict[Place, list[str]] = defaultdict(list)
         for rid, token in leases:
             request = self.request(rid, fingerprint)
             if request and request.owner == token and request.kills < 2:
-                back[None if request.attempts else request.planned.bucket].append(rid)
+                back[self._place(request)].append(rid)
                 request.owner, request.running, request.alone = None, False, False
-        for bucket, rids in back.items():
-            self._waiting(fingerprint, bucket)[:0] = rids
+        for place, rids in back.items():
+            self._waiting(fingerprint, place)[:0] = rids
 
     def complete(
         self, fingerprint: str | None, job_id: str, part: str, rows: Sequence[Finished]
@@ -232,7 +244,7 @@ class Model:
 
     def reap(self, fingerprint: str, token: str, expired: Sequence[str]) -> tuple[int, list[str]]:
         """Take back the leases in the order of their expiry."""
-        back: dict[int | None, list[str]] = defaultdict(list)
+        back: dict[Place, list[str]] = defaultdict(list)
         given_up = []
         for rid in expired:
             request = self.request(rid, fingerprint)
@@ -247,9 +259,9 @@ class Model:
             elif ran:
                 self.suspects[fingerprint].append(rid)
             else:
-                back[None if request.attempts else request.planned.bucket].append(rid)
-        for bucket, rids in back.items():
-            self._waiting(fingerprint, bucket)[:0] = rids
+                back[self._place(request)].append(rid)
+        for place, rids in back.items():
+            self._waiting(fingerprint, place)[:0] = rids
         return len(expired) - len(given_up), given_up
 
     # What steps share
@@ -265,8 +277,12 @@ class Model:
         del waiting[: len(taken)]
         return taken
 
-    def _waiting(self, fingerprint: str, bucket: int | None) -> list[str]:
-        return self.suspects[fingerprint] if bucket is None else self.queues[fingerprint, bucket]
+    def _place(self, request: Request) -> Place:
+        tenant = self.jobs[request.planned.job_id].record.tenant
+        return None if request.attempts else (request.planned.bucket, tenant)
+
+    def _waiting(self, fingerprint: str, place: Place) -> list[str]:
+        return self.suspects[fingerprint] if place is None else self.queues[fingerprint, *place]
 
     def _lease(self, token: str, fingerprint: str, rids: list[str], alone: bool) -> list[str]:
         for rid in rids:

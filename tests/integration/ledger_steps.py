@@ -18,7 +18,7 @@ from jobs import errors
 from jobs.ledger import Group, Ledger, Unit
 from jobs.records import PlannedRequest
 from tests.integration import ledger_support as support
-from tests.integration.ledger_agreement import MODELS, Agreement
+from tests.integration.ledger_agreement import MODELS, TENANTS, Agreement
 from tests.integration.ledger_model import OPEN, Illegal, Lost, Model
 
 JOBS = 4
@@ -80,7 +80,8 @@ class JobSteps(Agreement, RuleBasedStateMachine):
     @precondition(lambda self: sum(not job.state.terminal for job in self.model.jobs.values()) < JOBS)
     @rule(data=st.data(), straight=st.sampled_from([0, 1, 2, 2, 3]))
     def create(self, data: st.DataObject, straight: int) -> None:
-        entered = support.record(f"batch_{len(self.model.jobs):026}", priority=data.draw(st.integers(-1, 1)))
+        name, tenant = f"batch_{len(self.model.jobs):026}", data.draw(st.sampled_from(TENANTS))
+        entered = support.record(name, priority=data.draw(st.integers(-1, 1)), tenant=tenant)
         rows = data.draw(st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, 8]))
         plan: list[list[PlannedRequest]] = []
         row = 0
@@ -162,8 +163,11 @@ class JobSteps(Agreement, RuleBasedStateMachine):
             assert not due
             return None
         name = f"{unit.kind}:{unit.job_id}"
-        rank = {unit: self.client.hget(self.ledger._keys.name("control"), unit) for unit in due}
-        assert float(rank[name] or 0) == min(float(value or 0) for value in rank.values())
+        ranks = self.client.hgetall(self.ledger._keys.name("control"))
+        rank, tenant = ranks[name.encode()].split(b"|")
+        same = (each for each in due if each.startswith(unit.kind))
+        others = [ranks[each.encode()].split(b"|") for each in same]
+        assert float(rank) == min(float(value) for value, whose in others if whose == tenant)
         self.model.units[name] = unit.token
         self.units.append(unit)
         return unit

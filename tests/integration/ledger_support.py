@@ -14,11 +14,13 @@ MODEL = "tiny@1"
 NAMESPACE = "ledger-test"
 
 
-def record(job_id: str | None = None, *, priority: int = 0, seconds: float = 86400) -> JobRecord:
+def record(
+    job_id: str | None = None, *, priority: int = 0, seconds: float = 86400, tenant: str = "default"
+) -> JobRecord:
     now = time.time()
     return JobRecord(
         id=job_id or ids.batch_id(),
-        tenant="default",
+        tenant=tenant,
         endpoint="/v1/chat/completions",
         input_file_id="file-1",
         input_key="files/1",

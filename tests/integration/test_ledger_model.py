@@ -48,9 +48,12 @@ class Steps(JobSteps):
         fingerprint = data.draw(st.sampled_from(self.busy_models()))
         worker, count = data.draw(st.integers(0, 1)), data.draw(st.integers(1, 5))
         prefer = data.draw(st.sampled_from([None, *BUCKETS]))
-        bucket = prefer if self.model.queues[fingerprint, prefer or 0] else self.oldest(fingerprint)
+        turns = self.turns(fingerprint)
+        first = turns[0] if turns else ""
+        preferred = self.model.queues[fingerprint, prefer or 0, first]
+        bucket = prefer if preferred else self.oldest(fingerprint, first)
         ledger, token = self.workers[worker], ids.ulid()
-        rids = self.model.claim(ledger.worker, token, fingerprint, count, bucket, idle)
+        rids = self.model.claim(ledger.worker, token, fingerprint, count, turns, bucket, idle)
         group = ledger.claim(fingerprint, count, prefer, idle, token=token)
         assert [lease.rid for lease in group.leases] == rids if group else not rids
         if group is None:
@@ -64,12 +67,21 @@ class Steps(JobSteps):
             assert lease.request.bucket == group.bucket
         return group
 
-    def oldest(self, fingerprint: str) -> int | None:
+    def turns(self, fingerprint: str) -> list[str]:
+        """The tenants with something that waits, in turn: that is checked in test_ledger_tenants."""
+        found = self.client.zrange(self.ledger._keys.name("turns", fingerprint), 0, -1)
+        waiting = {
+            tenant for (model, _, tenant), rids in self.model.queues.items() if rids and model == fingerprint
+        }
+        return [tenant.decode() for tenant in found if tenant.decode() in waiting]
+
+    def oldest(self, fingerprint: str, tenant: str) -> int | None:
         """The bucket whose first request waits longest, by the times in Redis (stale entries passed over)."""
         heads = {}
         for bucket in BUCKETS:
-            waiting = self.model.queues[fingerprint, bucket]
-            for entry in self.client.lrange(self.ledger._keys.name("queue", fingerprint, bucket), 0, -1):
+            waiting = self.model.queues[fingerprint, bucket, tenant]
+            name = self.ledger._keys.name("queue", fingerprint, bucket, tenant)
+            for entry in self.client.lrange(name, 0, -1):
                 since, _, rid = entry.decode().partition("|")
                 if rid in waiting[:1]:
                     heads[int(since), bucket] = bucket

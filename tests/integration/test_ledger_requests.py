@@ -93,7 +93,7 @@ def test_an_entry_left_by_a_finished_request_does_not_make_its_bucket_look_old(l
 
 def test_a_request_with_two_entries_is_leased_once(ledger: Ledger) -> None:
     support.job_of(ledger, 1)
-    queue = ledger._keys.name("queue", MODEL, 128)
+    queue = ledger._keys.name("queue", MODEL, 128, "default")
     ledger.redis.rpush(queue, ledger.redis.lrange(queue, 0, 0)[0])
     assert support.rows_of(support.group_of(ledger)) == [0]
     assert ledger.claim(MODEL, 9) is None

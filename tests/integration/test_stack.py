@@ -14,8 +14,10 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
-from jobs import servers, stack
+from jobs import cli, servers, stack
+from tests.integration.api.serving import until
 from tests.integration.test_servers import ended
 from worker.engine import smollm2
 
@@ -103,6 +105,15 @@ def test_a_batch_runs_and_its_files_are_there_after_a_restart(tmp_path: Path, mo
         assert content(second.api_url, batch["output_file_id"]) == output
         listed = httpx.get(f"{second.api_url}/v1/batches").json()["data"]
         assert [one["id"] for one in listed] == [batch["id"]]
+
+
+def test_a_key_made_for_it_is_asked_for(tmp_path: Path, models: dict[str, Any]) -> None:
+    with stack.Stack(tmp_path, models=models, workers=0, api_port=servers.free_port()) as running:
+        url = f"{running.api_url}/v1/models"
+        assert httpx.get(url).status_code == 200
+        key = CliRunner().invoke(cli.main, ["keys", "create", "team", "--dir", str(tmp_path)]).stdout.strip()
+        until(lambda: httpx.get(url).status_code == 401, 5)
+        assert httpx.get(url, headers={"Authorization": f"Bearer {key}"}).status_code == 200
 
 
 def test_a_worker_that_dies_is_replaced(tmp_path: Path, models: dict[str, Any]) -> None:

@@ -75,7 +75,7 @@ class Planned:
     def refuse(self, rows: list[ResultRow]) -> None:
         self.refused += rows
 
-    def release(self, shards: list[str], planned: int) -> None:
+    def release(self, shards: list[str], planned: int, tokens: int) -> None:
         self.released.append(planned)
         for name in shards:
             lines = self.store.get(name).splitlines()

@@ -354,7 +354,10 @@ def test_client_variables_do_not_break_servers(monkeypatch: pytest.MonkeyPatch) 
     settings.Settings.load()
 
 
-@pytest.mark.parametrize("name", ["up", "submit", "status", "watch", "results", "cancel", "list", "recover"])
+@pytest.mark.parametrize(
+    "name",
+    ["up", "submit", "status", "watch", "results", "cancel", "list", "delete", "recover", "sweep", "keys"],
+)
 def test_help_has_an_example(name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0

@@ -197,3 +197,15 @@ def test_empty_results_answer_still_moves_the_cursor() -> None:
     results = Server(httpx.Response(200, headers=headers)).client().results("batch_1")
     assert list(results) == []
     assert (results.after, results.ended) == ("c1", True)
+
+
+@pytest.mark.parametrize(
+    ("first", "fails"), [(httpx.ReadError("reset"), False), (httpx.Response(404, json={}), True)]
+)
+def test_deletion_whose_answer_was_lost_is_done(first: httpx.Response | Exception, fails: bool) -> None:
+    server = Server(first, httpx.Response(404, json={}))
+    if fails:
+        with pytest.raises(client.ServerRefused):
+            server.client().delete("batch_1")
+    else:
+        server.client().delete("batch_1")

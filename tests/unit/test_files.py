@@ -78,6 +78,12 @@ def test_paging_goes_on_behind_a_file_that_was_deleted(files: Files) -> None:
     assert ([record.id for record in records], more) == (made[2:], False)
 
 
+@pytest.mark.parametrize("letter", "ilou-_.")
+def test_a_page_behind_what_only_looks_like_an_id_is_refused(files: Files, letter: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match="after must be the id of a file"):
+        files.page("default", None, 10, True, f"file-{letter * 26}")
+
+
 def test_a_list_can_be_narrowed_to_a_purpose(files: Files) -> None:
     wanted = add(files, purpose="user_data")
     add(files)

@@ -351,7 +351,7 @@ with open(directory / "in", "rb") as stream:
 class Sink:
     planned = 0
     begin = refuse = lambda *_: None
-    def release(self, shards, planned):
+    def release(self, shards, planned, tokens):
         self.planned += planned
 tokenizer = job.tokenizer()
 tokenizer.encode_chats(["x"])

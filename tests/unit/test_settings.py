@@ -31,6 +31,13 @@ def test_what_an_engine_can_be_told_reaches_it(monkeypatch: pytest.MonkeyPatch) 
     assert {name: getattr(opened[0], name) for name in wanted} == wanted
 
 
+def test_keys_in_the_environment_are_refused_with_what_to_do_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGHAUL_API_KEYS", '{"team": "geheim"}')
+    with pytest.raises(errors.SettingsError, match="longhaul keys create") as caught:
+        Settings.load()
+    assert "geheim" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jobs import keys, store
 from jobs.settings import ModelSettings, Settings
 from tests.integration.api import serving
 
@@ -37,6 +38,12 @@ def serve(settings: Settings) -> Iterator[Callable[..., serving.Api]]:
 def api(serve: Callable[..., serving.Api]) -> serving.Api:
     """A running API with no keys."""
     return serve()
+
+
+def keyed(settings: Settings, *tenants: str) -> list[dict[str, str]]:
+    """Make a key for each tenant; return the headers they send."""
+    objects = store.open_store(settings)
+    return [{"Authorization": f"Bearer {keys.create(objects, tenant)[1]}"} for tenant in tenants]
 
 
 def changed(settings: Settings, **changes: Any) -> Settings:

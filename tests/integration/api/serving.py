@@ -12,6 +12,7 @@ import httpx
 import openai
 import orjson
 import uvicorn
+from fastapi import FastAPI
 
 from api import protocol
 from api.app import create_app
@@ -32,6 +33,7 @@ class Api:
     http: httpx.Client
     client: openai.OpenAI
     context: Context
+    app: FastAPI
 
     def upload(self, *ids: str, purpose: str = "batch") -> str:
         """Upload a file with these requests; return its id."""
@@ -69,7 +71,7 @@ def serve(settings: Settings) -> Iterator[Api]:
                 openai.OpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0) as client,
             ):
                 until(lambda: server.started)
-                yield Api(url, http, client, app.state.context)
+                yield Api(url, http, client, app.state.context, app)
         finally:
             server.should_exit = True
             thread.join(10)
@@ -135,7 +137,7 @@ class Hand:
         manifest = merge.run(self.context.ledger.parts(self.job_id), job.total, job.model, times)
         manifest = finalize.publish(self.context.store, self.record, manifest)
         self.context.ledger.finish(unit, manifest)
-        self.context.store.delete(f"open/{self.job_id}")
+        finalize.close(self.context.store, self.job_id)
 
     def fail(self, code: str, line_number: int) -> None:
         """Fail the job for an error in its lines."""
@@ -154,7 +156,7 @@ class Hand:
             errors=[{"code": code, "message": "No.", "param": None, "line": line_number}],
         )
         self.context.ledger.fail(unit, finalize.publish(self.context.store, self.record, manifest))
-        self.context.store.delete(f"open/{self.job_id}")
+        finalize.close(self.context.store, self.job_id)
 
     def _claim(self, kind: str) -> Unit:
         # A recovery that runs at the moment holds a unit for an instant.

@@ -32,7 +32,8 @@ OPERATIONS = [
     *("POST /v1/files", "GET /v1/files", "GET /v1/files/{file_id}", "GET /v1/files/{file_id}/content"),
     *("DELETE /v1/files/{file_id}", "POST /v1/batches", "GET /v1/batches", "GET /v1/batches/{batch_id}"),
     *("POST /v1/batches/{batch_id}/cancel", "GET /v1/batches/{batch_id}/results"),
-    *("GET /v1/batches/{batch_id}/metrics", "GET /v1/models", "GET /v1/models/{model}", "GET /v1/queue"),
+    *("DELETE /v1/batches/{batch_id}", "GET /v1/batches/{batch_id}/metrics"),
+    *("GET /v1/models", "GET /v1/models/{model}", "GET /v1/queue"),
     *("GET /healthz", "GET /readyz", "GET /metrics"),
 ]
 

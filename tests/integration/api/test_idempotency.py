@@ -9,6 +9,8 @@ import pytest
 import redis
 
 from jobs.ledger import Ledger
+from jobs.settings import Settings
+from tests.integration.api.conftest import keyed
 from tests.integration.api.serving import Api, line, until
 
 
@@ -147,15 +149,14 @@ def test_a_key_of_the_wrong_length_is_refused(api: Api, key: str) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Idempotency-Key")
 
 
-def test_keys_of_tenants_do_not_meet(serve: Callable[..., Api]) -> None:
-    api = serve(api_keys={"one": "key-1", "two": "key-2"})
+def test_keys_of_tenants_do_not_meet(api: Api, settings: Settings) -> None:
     made = {"endpoint": "/v1/chat/completions", "completion_window": "24h", "requests": [line("a")]}
     answers = [
         api.http.post(
             "/v1/batches",
             json=made,
-            headers={"Idempotency-Key": "k", "Authorization": f"Bearer {key}"},
+            headers={"Idempotency-Key": "k"} | headers,
         )
-        for key in ("key-1", "key-2")
+        for headers in keyed(settings, "one", "two")
     ]
     assert answers[0].json()["id"] != answers[1].json()["id"]

@@ -20,7 +20,7 @@ FORM = (
     b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
 )
 UPLOAD = (
-    b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
     b"Content-Length: 900000\r\n\r\n"
 )
 
@@ -51,7 +51,7 @@ def test_many_or_large_headers_are_431(api: Api) -> None:
 
 def test_a_head_without_end_is_431_and_not_gathered(api: Api) -> None:
     with connected(api) as opened:
-        opened.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 40_000)
+        opened.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 40_000)
         refused(opened, 431, "headers_too_large")
 
 
@@ -67,10 +67,10 @@ def test_a_long_path_or_query_is_414(api: Api) -> None:
         b"hello\r\n\r\n",
         b"GET /\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-        b"POST /v1/batches HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-        b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nA: b\r\n c\x00\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/batches HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nA: b\r\n c\x00\r\n\r\n",
     ],
 )
 def test_what_is_no_http_is_refused_in_the_contracts_shape(api: Api, garbage: bytes) -> None:
@@ -81,7 +81,7 @@ def test_what_is_no_http_is_refused_in_the_contracts_shape(api: Api, garbage: by
 
 def test_an_unknown_transfer_encoding_is_501_in_the_contracts_shape(api: Api) -> None:
     with connected(api) as opened:
-        opened.sendall(b"POST /v1/batches HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n")
+        opened.sendall(b"POST /v1/batches HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n")
         refused(opened, 501, "invalid_value")
 
 
@@ -125,7 +125,7 @@ def test_of_too_many_that_wait_the_oldest_goes(
         opened = [stack.enter_context(connected(api)) for _ in range(30)]
         assert opened[0].recv(1) == b""
         assert api.http.get("/healthz").status_code == 200
-        opened[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        opened[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert opened[-1].recv(12) == b"HTTP/1.1 200"
 
 
@@ -151,7 +151,7 @@ def test_a_body_that_comes_drop_by_drop_is_408(serve: Callable[..., Api]) -> Non
 def test_a_body_that_nobody_reads_does_not_hold_the_connection(serve: Callable[..., Api]) -> None:
     api = serve(upload_idle_seconds=0.5)
     with connected(api) as opened:
-        opened.sendall(b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n")
+        opened.sendall(b"POST /nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
         until(lambda: opened.recv(1 << 16).endswith(b"}}"))
         trickle(opened, b"x" * 1000, 10)
         assert opened.recv(1) == b""
@@ -212,7 +212,7 @@ def test_a_reader_that_does_not_read_pins_no_memory_and_is_cut_off(
     with ExitStack() as stack:
         readers = [stack.enter_context(connected(api)) for _ in range(4)]
         for reader in readers:
-            reader.sendall(f"GET /v1/files/{file_id}/content HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            reader.sendall(f"GET /v1/files/{file_id}/content HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         time.sleep(0.5)
         assert resident() - before < 40_000_000
         time.sleep(1.5)

@@ -110,7 +110,7 @@ def test_a_client_that_asks_first_is_refused_before_it_sends(api: Api) -> None:
     host, _, port = api.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=5) as link:
         link.sendall(
-            b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+            b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
             b"Content-Length: 900000000\r\nExpect: 100-continue\r\n\r\n"
         )
         answer = link.recv(65_536)

@@ -1,7 +1,6 @@
-"""Everything around files and batches: keys and tenants, shapes of errors, probes, metrics, documentation."""
+"""Everything around files and batches: shapes of errors, probes, metrics, documentation."""
 
 import re
-from collections.abc import Callable
 
 import openai
 import pytest
@@ -9,54 +8,8 @@ import redis
 
 from jobs import errors
 from jobs.ledger import Ledger
-from tests.integration.api.serving import Api, line
-
-
-def test_without_the_right_key_nothing_is_answered(serve: Callable[..., Api]) -> None:
-    api = serve(api_keys={"one": "key-1"})
-    for headers in (
-        {},
-        {"Authorization": "Bearer nope"},
-        {"Authorization": "Bearer"},
-        {"Authorization": "Basic eA=="},
-    ):
-        for path in ("/v1/files", "/v1/batches", "/v1/models", "/v1/queue", "/v1/files/x/content"):
-            answer = api.http.get(path, headers=headers)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-    for path in ("/healthz", "/readyz", "/metrics", "/docs"):
-        assert api.http.get(path).status_code == 200
-
-
-def test_a_wrong_key_is_refused_before_the_body_is_looked_at(serve: Callable[..., Api]) -> None:
-    api = serve(api_keys={"one": "key-1"})
-    assert api.http.post("/v1/batches", content=b"{").status_code == 401
-    assert api.http.post("/v1/files", content=b"x").status_code == 401
-
-
-def test_a_tenant_does_not_see_what_is_anothers(serve: Callable[..., Api]) -> None:
-    api = serve(api_keys={"one": "key-1", "two": "key-2"})
-    one = {"Authorization": "Bearer key-1"}
-    two = {"Authorization": "Bearer key-2"}
-    body = {"endpoint": "/v1/chat/completions", "completion_window": "24h", "requests": [line("a")]}
-    batch = api.http.post("/v1/batches", json=body, headers=one).json()
-    file_id = batch["input_file_id"]
-    for path in (
-        f"/v1/files/{file_id}",
-        f"/v1/files/{file_id}/content",
-        f"/v1/batches/{batch['id']}",
-        f"/v1/batches/{batch['id']}/results",
-        f"/v1/batches/{batch['id']}/metrics",
-    ):
-        assert api.http.get(path, headers=two).status_code == 404
-        assert api.http.get(path, headers=one).status_code == 200
-    assert api.http.delete(f"/v1/files/{file_id}", headers=two).status_code == 404
-    assert api.http.post(f"/v1/batches/{batch['id']}/cancel", headers=two).status_code == 404
-    del body["requests"]
-    stolen = api.http.post("/v1/batches", json=body | {"input_file_id": file_id}, headers=two)
-    assert (stolen.status_code, stolen.json()["error"]["param"]) == (400, "input_file_id")
-    for path in ("/v1/files", "/v1/batches"):
-        assert api.http.get(path, headers=two).json()["data"] == []
-        assert len(api.http.get(path, headers=one).json()["data"]) == 1
+from jobs.ledger_tenants import Tenants
+from tests.integration.api.serving import Api
 
 
 @pytest.mark.parametrize(
@@ -84,7 +37,7 @@ def test_a_fault_of_ours_has_the_shape_too(api: Api, monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(Ledger, "depth", fail)
+    monkeypatch.setattr(Tenants, "depth", fail)
     answer = api.http.get("/v1/queue")
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
     assert "secret" not in answer.text

@@ -13,6 +13,7 @@ import redis
 from api.errors import ErrorBody
 from jobs import store_local
 from jobs.ledger import Ledger
+from jobs.settings import Quota
 from tests.integration.api.serving import Api, line
 from tests.integration.api.sockets import connected, refused
 from tests.unit.test_security import HOSTILE
@@ -26,7 +27,8 @@ def shaped(answer: httpx.Response, status: int) -> ErrorBody:
     assert answer.headers["x-request-id"]
     error = ErrorBody.model_validate(answer.json(), strict=True)
     assert error.error.message
-    assert error.error.type == ("server_error" if status >= 500 else "invalid_request_error")
+    kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+    assert error.error.type == kinds.get(status, "invalid_request_error")
     return error
 
 
@@ -54,6 +56,14 @@ def test_a_refusal_has_the_contracts_shape(api: Api, status: int) -> None:
     shaped(REFUSED[status](api), status)
 
 
+def test_a_quota_and_a_missing_key_are_refused_in_the_contracts_shape(serve: Callable[..., Api]) -> None:
+    api = serve(quotas={"*": Quota(open_requests=1)})
+    shaped(api.http.post("/v1/batches", json=CREATE | {"requests": [line("a"), line("b")]}), 400)
+    api.create("a")
+    shaped(api.http.post("/v1/batches", json=CREATE | {"requests": [line("a")]}), 429)
+    shaped(api.http.get("/v1/files", headers={"Host": "elsewhere.example"}), 401)
+
+
 @pytest.mark.parametrize(
     ("fault", "status"), [(redis.ConnectionError(), 503), (redis.ResponseError(), 503), (KeyError(), 500)]
 )
@@ -63,8 +73,9 @@ def test_a_failure_has_the_contracts_shape(
     def fail(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(Ledger, "depth", fail)
-    answer = api.http.get("/v1/queue")
+    api.create("a")
+    monkeypatch.setattr(Ledger, "jobs", fail)
+    answer = api.http.get("/v1/batches")
     if status == 503:
         shaped(answer, status)
     else:
@@ -75,7 +86,7 @@ def test_a_failure_has_the_contracts_shape(
 def test_a_body_that_breaks_off_and_one_that_is_late_have_the_shape(serve: Callable[..., Api]) -> None:
     api = serve(upload_idle_seconds=0.3)
     with connected(api) as opened:
-        opened.sendall(b"POST /v1/batches HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+        opened.sendall(b"POST /v1/batches HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
         refused(opened, 408, "request_timeout")
 
 

@@ -1,0 +1,83 @@
+"""The ledger's tenants: what each has open, against its quotas, and what waits or runs for it."""
+
+from collections import Counter
+from typing import Any
+
+import redis
+
+from jobs import ledger_answers as answers
+from jobs.buckets import BOUNDS
+from jobs.ledger_scripts import Argument, Keys, Scripts
+from jobs.ledger_types import UNITS, Depth, ModelDepth
+
+_JOB = (("HGETALL", "job"), ("SCARD", "live"))
+_RESERVED_MS = 60_000
+"""How long a job that was let in may take to be entered; then its place is free again."""
+_UPLOAD_MS = 3600_000
+
+
+class Tenants:
+    """Counters by tenant. A tenant's name has lower case letters, digits and dashes only."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
+        self._client, self._keys, self._scripts = client, keys, scripts
+
+    def reserve(
+        self,
+        tenant: str,
+        job_id: str,
+        requests: int,
+        tokens: int,
+        most_requests: int | None,
+        most_tokens: int | None,
+    ) -> tuple[str, int] | None:
+        """Count a job that is about to be entered as open, unless a quota refuses it (None: no limit).
+
+        Returns what would be exceeded ('requests' or 'tokens') and how much of it is taken; None: it is in.
+        """
+        most = ("" if limit is None else limit for limit in (most_requests, most_tokens))
+        answer = self._run("reserve", job_id, tenant, requests, tokens, *most, _RESERVED_MS)
+        return (answers.text(answer[0]), int(answer[1])) if answer else None
+
+    def give_back(self, tenant: str, job_id: str) -> None:
+        """Forget a reservation; the job was not entered."""
+        self._run("give_back", job_id, tenant)
+
+    def wait_seconds(self, tenant: str, per_minute: int) -> float:
+        """Let one more call of the tenant pass (0), or return after how many seconds to try again."""
+        return float(self._run("pass", "", tenant, per_minute)) / 1000
+
+    def hold_bytes(self, tenant: str, upload: str, size: int) -> int:
+        """Count a file as the tenant's while it is stored; returns the bytes of its other such files."""
+        return int(self._run("hold_bytes", "", tenant, upload, size, _UPLOAD_MS))
+
+    def let_bytes_go(self, tenant: str, upload: str, size: int) -> None:
+        """Count it no more: its record lies in the store, or it was refused."""
+        self._run("let_bytes_go", "", tenant, upload, size)
+
+    def open_jobs(self, tenant: str) -> list[str]:
+        """Return the ids of the tenant's jobs that have not ended."""
+        found: Any = self._client.zrange(self._keys.name("open", tenant), 0, -1)
+        return list(map(answers.text, found))
+
+    def depth(self, tenant: str) -> Depth:
+        """Return what is left to do for one tenant."""
+        ids = self.open_jobs(tenant)
+        found = self._scripts.look([(c, self._keys.name(k, name)) for name in ids for c, k in _JOB])
+        jobs = [answers.job(fields, live) for fields, live in zip(found[::2], found[1::2], strict=True)]
+        live: Counter[str] = Counter()
+        for job in jobs:
+            if job is not None and job.fingerprint:
+                live[job.fingerprint] += job.live
+        units = [f"{kind}:{name}" for kind in UNITS for name in ids]
+        control: Any = self._client.hmget(self._keys.name("control"), units) if units else []
+        models = {name: self._model_depth(tenant, name, live[name]) for name in sorted(live)}
+        return Depth(models, sum(unit is not None for unit in control))
+
+    def _model_depth(self, tenant: str, model: str, live: int) -> ModelDepth:
+        names = [self._keys.name("queue", model, bound, tenant) for bound in BOUNDS]
+        queues = self._scripts.look([("LLEN", name) for name in names])
+        return answers.depth((live, max(0, live - sum(queues)), 0, 1, *queues))
+
+    def _run(self, script: str, *args: Argument) -> Any:
+        return self._scripts.run(script, self._keys.of(), *args)

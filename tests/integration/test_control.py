@@ -1,0 +1,62 @@
+"""How many steps of jobs a worker takes on at once."""
+
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs import ids, plan
+from jobs.embedded import RedisServer
+from jobs.ledger import Ledger
+from jobs.settings import Settings
+from jobs.store_local import LocalStore
+from tests.integration import ledger_support as support
+from tests.integration.celery_worker import wait_until
+from worker.control import PLANS_AT_ONCE, Control
+
+
+@pytest.fixture
+def settings(redis_server: RedisServer) -> Settings:
+    return Settings(redis_url=redis_server.url, namespace=f"test-{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def ledger(settings: Settings) -> Iterator[Ledger]:
+    ledger = Ledger.connect(settings)
+    yield ledger
+    ledger.close()
+
+
+def test_a_worker_with_long_plans_still_takes_other_units(
+    settings: Settings, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, done = LocalStore(tmp_path), threading.Event()
+    control = Control(settings, ledger, store, lambda _: None)
+    begun = []
+
+    def long_plan(self: plan.Planner, sink: plan.Sink) -> None:
+        begun.append(self.record.id)
+        done.wait(20)
+
+    monkeypatch.setattr(plan.Planner, "plan", long_plan)
+    entered = [support.record(ids.batch_id()) for _ in range(PLANS_AT_ONCE + 2)]
+    for record in entered:
+        store.put(f"jobs/{record.id}/job.json", record.to_json())
+        ledger.create(record)
+    threads = [threading.Thread(target=control.run_unit, args=("plan",)) for _ in range(PLANS_AT_ONCE)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(begun) == PLANS_AT_ONCE, "plans run")
+    assert not control.run_unit("plan")
+    assert not control.run_unit()  # nothing but plans waits
+    waiting = next(record.id for record in entered if record.id not in begun)
+    ledger.cancel(waiting)
+    assert control.run_unit()
+    assert store.size(f"jobs/{waiting}/manifest.json")
+    done.set()
+    for thread in threads:
+        thread.join(10)
+    assert control.run_unit("plan")
+    assert len(begun) == PLANS_AT_ONCE + 1
