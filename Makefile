@@ -5,7 +5,7 @@ PY := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run up test test-all chaos check format bench bench-peers bootstrap model clean
+.PHONY: help run up test test-all chaos fuzz check format bench bench-peers bootstrap model clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' Makefile | expand -t 20
@@ -18,8 +18,8 @@ up: model ## start Redis, store, API and a worker; leave them running until Ctrl
 
 test: model ## the everyday tests, on real servers (ARGS="-k ledger")
 ifeq ($(ARGS),)
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q -m "not long" tests/unit
-	@$(PY) -m pytest -m "not long" tests/integration
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q -m "not long" tests/unit tests/fuzz
+	@$(PY) -m pytest -n 2 -q -m "not long" --dist loadfile tests/integration
 	@$(PY) -m pytest -n 2 -q -m "not long" tests/chaos
 else
 	@$(PY) -m pytest -m "not long" $(ARGS)
@@ -36,6 +36,9 @@ chaos: model ## what breaks, at random moments, ROUNDS=5 times each; then the ta
 	@LONGHAUL_CHAOS_ROUNDS=$(ROUNDS) LONGHAUL_CHAOS_REPORT=$(abspath $(REPORT)) \
 		$(PY) -m pytest -q tests/chaos --ignore=tests/chaos/test_every_step.py $(ARGS)
 	@$(PY) -m tests.chaos.table $(REPORT)
+
+fuzz: bootstrap ## a million inputs to what reads lines, bodies, creations, chats and schemas (ARGS="--seed 2")
+	@$(PY) -m tests.fuzz $(ARGS)
 
 check: bootstrap ## ruff, format, mypy
 	@$(PY) -m ruff check .

@@ -7,7 +7,7 @@ import sys
 
 import uvicorn
 
-from api import auth
+from api import auth, protocol
 from api.app import start
 from api.keyring import Keyring
 from jobs import errors, log
@@ -24,14 +24,16 @@ def main() -> int:
     options = parser.parse_args()
     log.setup()
     try:
-        app = start(Settings.load())
+        settings = Settings.load()
+        app = start(settings)
         host = listening_host(options.host, app.state.context.keys)
     except errors.LonghaulError as error:
         print(f"longhaul api: {error}", file=sys.stderr)
         return 1
     # uvicorn drains, then raises the signal again: an end that was asked for is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    uvicorn.run(app, host=host, port=options.port, log_config=None)
+    served = protocol.options(settings.upload_idle_seconds)
+    uvicorn.run(app, host=host, port=options.port, **served)
     return 0
 
 

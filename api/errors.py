@@ -59,6 +59,8 @@ def answer(error: errors.LonghaulError, status: int | None = None) -> Response:
         headers["Retry-After"] = str(error.values["retry_seconds"])
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if status == 408:
+        headers["Connection"] = "close"
     return JSONResponse(error.body(), status, headers)
 
 

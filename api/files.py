@@ -1,5 +1,6 @@
 """Files: upload, list, look, delete, and stream their content."""
 
+import asyncio
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, BinaryIO, Literal
@@ -8,6 +9,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from api import paging, upload
 from api.auth import Tenant
@@ -98,9 +100,22 @@ def get_content(tenant: Tenant, context: Deps, file_id: str, request: Request) -
         stream = context.store.open(record.key, start)
     except errors.NotFound:  # deleted since its record was read
         raise errors.NotFound(what="file", id=file_id) from None
-    return StreamingResponse(
-        _chunks(stream), 206 if start else 200, headers, media_type="application/octet-stream"
-    )
+    return _Download(stream, 206 if start else 200, headers)
+
+
+class _Download(StreamingResponse):
+    """Streams a file, and closes it however that ends: a client that goes away ends nothing by itself."""
+
+    def __init__(self, stream: BinaryIO, status: int, headers: dict[str, str]) -> None:
+        super().__init__(_chunks(stream), status, headers, media_type="application/octet-stream")
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await asyncio.to_thread(self._stream.close)
 
 
 def _start(header: str | None, size: int) -> int:
@@ -111,6 +126,5 @@ def _start(header: str | None, size: int) -> int:
 
 
 def _chunks(stream: BinaryIO) -> Iterator[bytes]:
-    with stream:
-        while chunk := stream.read(_CHUNK):
-            yield chunk
+    while chunk := stream.read(_CHUNK):
+        yield chunk

@@ -1,23 +1,30 @@
-"""Read a request's body with a limit: multipart forms stream to disk, JSON is held only up to a bound."""
+"""Read a request's body with limits: multipart forms stream to disk, JSON is held only up to a bound."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from fastapi import Request
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from api.context import of
-from jobs import errors
+from jobs import errors, lines, values
 from jobs.creation import refusal
 from jobs.files import PURPOSES
 
 _FORM_BYTES = 65_536
 """What boundaries, headers and the small fields of a form may take beside the file."""
 _DRAIN_SECONDS = 20
+_SLOWEST = 1000
+"""Bytes a second; over the time that was spent waiting for them."""
+_MOST_LEVELS = lines.MOST_LEVELS + 2
+"""A request may nest as deeply inline as in a file: it lies in an array in an object."""
 _EXPIRY = ("expires_after[anchor]", "expires_after[seconds]")
 
 
@@ -55,9 +62,12 @@ async def json_body(request: Request) -> Any:
     async for chunk in _limited(request, limit, too_large):
         data += chunk
     try:
-        return orjson.loads(data)
+        body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise refusal(f"The body is not valid JSON: {error}.", None, "invalid_json") from None
+    if values.too_deep(body, _MOST_LEVELS):
+        raise refusal(f"The body nests more than {_MOST_LEVELS} levels deep.", None, "invalid_json")
+    return body
 
 
 async def _limited(request: Request, limit: int, too_large: errors.TooLarge) -> AsyncGenerator[bytes, None]:
@@ -66,11 +76,33 @@ async def _limited(request: Request, limit: int, too_large: errors.TooLarge) -> 
         await _drain(request, limit)
         raise too_large
     received = 0
-    async for chunk in request.stream():
+    async for chunk in _arriving(request):
         received += len(chunk)
         if received > limit:
             await _drain(request, limit)
             raise too_large
+        yield chunk
+
+
+async def _arriving(request: Request) -> AsyncGenerator[bytes, None]:
+    """Yield the body as it arrives; raise TooSlow when it does not."""
+    patience = of(request).settings.upload_idle_seconds
+    stream = request.stream()
+    waited, received = 0.0, 0
+    while True:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(patience):
+                chunk = await anext(stream, None)
+        except TimeoutError:
+            raise errors.TooSlow(reason=f"nothing came for {patience:g} s") from None
+        if chunk is None:
+            return
+        # Only the time spent waiting counts: how long we take to write is not the client's fault.
+        waited += time.monotonic() - began
+        received += len(chunk)
+        if waited > patience and received < waited * _SLOWEST:
+            raise errors.TooSlow(reason=f"fewer than {_SLOWEST} bytes a second came")
         yield chunk
 
 
@@ -81,15 +113,20 @@ async def _drain(request: Request, limit: int) -> None:
         return
     until = time.monotonic() + _DRAIN_SECONDS
     received = 0
-    async for chunk in request.stream():
-        received += len(chunk)
-        if received > limit or time.monotonic() > until:
-            return
+    with suppress(errors.TooSlow):
+        async for chunk in _arriving(request):
+            received += len(chunk)
+            if received > limit or time.monotonic() > until:
+                return
 
 
 async def _form(request: Request, stream: AsyncGenerator[bytes, None]) -> FormData:
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise refusal("Send the file as multipart/form-data, with the fields 'file' and 'purpose'.", "file")
+    _, options = parse_options_header(request.headers["content-type"])
+    # Others decode to what is no text, or take their time.
+    if options.get(b"charset", b"utf-8").lower() != b"utf-8":
+        raise refusal("The form's charset must be utf-8.", None)
     parser = MultiPartParser(request.headers, stream, max_files=1, max_fields=16, max_part_size=_FORM_BYTES)
     try:
         return await parser.parse()
@@ -101,6 +138,8 @@ def _checked(form: FormData) -> Upload:
     for name in form:
         if name not in ("file", "purpose", "expires_after", *_EXPIRY):
             raise refusal(f"Unknown parameter: {name!r:.100}.", name[:100], "unknown_parameter")
+        if len(form.getlist(name)) > 1:
+            raise refusal(f"{name} is given more than once.", name)
     file, purpose = form.get("file"), form.get("purpose")
     if not isinstance(file, UploadFile):
         code = "missing_required_parameter" if file is None else "invalid_value"

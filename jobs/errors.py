@@ -1,6 +1,11 @@
-"""Every error Longhaul raises on purpose. A class docstring is the message, filled with the values."""
+"""Every error Longhaul raises on purpose. A class docstring is the message, filled with the values.
+
+Secrets are masked in it, since it may quote what a library says.
+"""
 
 from typing import Any
+
+from jobs import masking
 
 
 class LonghaulError(Exception):
@@ -17,7 +22,7 @@ class LonghaulError(Exception):
             values["reason"] = str(values["reason"]).rstrip(". ")
         self.values = values
         self.param = param if param is not None else type(self).param
-        super().__init__((type(self).__doc__ or "").format(**values))
+        super().__init__(masking.masked((type(self).__doc__ or "").format(**values)))
 
     def body(self) -> dict[str, Any]:
         """Return the error in the contract's shape: `{"error": {message, type, param, code}}`."""
@@ -68,6 +73,34 @@ class TooLarge(InvalidRequest):
 
     status = 413
     code = "file_too_large"
+
+
+class TooSlow(InvalidRequest):
+    """The request did not arrive in time: {reason} (LONGHAUL_UPLOAD_IDLE_SECONDS)."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class TargetTooLong(InvalidRequest):
+    """Path and query are longer than {limit} bytes."""
+
+    status = 414
+    code = "uri_too_long"
+
+
+class Compressed(InvalidRequest):
+    """Content-Encoding {encoding!r} is not accepted: send the body as it is."""
+
+    status = 415
+    code = "unsupported_content_encoding"
+
+
+class HeadTooLarge(InvalidRequest):
+    """The request has more than {headers} headers, or more than {limit} bytes of them."""
+
+    status = 431
+    code = "headers_too_large"
 
 
 class QuotaExceeded(InvalidRequest):

@@ -6,7 +6,7 @@ import re
 import time
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_ID = re.compile(r"(batch|file)-?_?[0-9a-hjkmnp-tv-z]{26}[a-z_]{0,12}")
+_ID = re.compile(rf"(batch_|file-)[{_ALPHABET}]{{26}}[a-z_]{{0,12}}")
 
 
 def ulid() -> str:

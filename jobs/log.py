@@ -3,15 +3,19 @@
 import json
 import logging
 import sys
+import threading
 import time
+from types import TracebackType
 from typing import Any
+
+from jobs import masking
 
 OURS = ("api", "jobs", "worker")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonLines(logging.Formatter):
-    """One line for each record: time, level, logger, event, and whatever `extra` carried."""
+    """One line for each record: time, level, logger, event, and whatever `extra` carried; secrets masked."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON; a traceback is one escaped field, so an event never takes two lines."""
@@ -25,7 +29,7 @@ class JsonLines(logging.Formatter):
         event.update((key, value) for key, value in vars(record).items() if key not in _STANDARD)
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        return json.dumps(event, default=str, ensure_ascii=False)
+        return masking.masked(json.dumps(event, default=str, ensure_ascii=False))
 
 
 def setup(level: int = logging.WARNING, path: str | None = None) -> None:
@@ -39,3 +43,11 @@ def setup(level: int = logging.WARNING, path: str | None = None) -> None:
     for name in OURS:
         logging.getLogger(name).setLevel(min(level, logging.INFO))
     logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    threading.excepthook = lambda found: _uncaught(found.exc_type, found.exc_value, found.exc_traceback)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    """Log what nobody caught: a traceback that Python prints itself may show a secret."""
+    if error is not None and not isinstance(error, SystemExit | KeyboardInterrupt):
+        logging.getLogger(__name__).critical("uncaught", exc_info=(kind, error, trace))

@@ -1,7 +1,6 @@
 """Sorts and look-ups that need not fit in memory: what does not is kept in the scratch directory."""
 
 import heapq
-import marshal
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -9,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
+
+import orjson
 
 _CACHE_KIBIBYTES = 32_768
 _RUN_BYTES = 32_000_000
@@ -39,7 +40,7 @@ class Scratch:
 
 
 class Sorter:
-    """Sorts tuples of numbers and bytes: runs of some megabytes in memory, sorted, written, and merged."""
+    """Sorts tuples of numbers, text, bytes: runs of some megabytes in memory, sorted, written, and merged."""
 
     def __init__(self, directory: Path, run_bytes: int = _RUN_BYTES) -> None:
         self._files = ExitStack()
@@ -71,15 +72,19 @@ class Sorter:
         file = tempfile.TemporaryFile(prefix="longhaul-", dir=self._scratch)  # noqa: SIM115
         self._files.callback(file.close)
         for item in self._run:
-            marshal.dump(item, file)
+            _write(file, item)
         file.seek(0)
         self._written.append(file)
         self._run, self._bytes = [], 0
 
 
+def _write(file: BinaryIO, item: tuple[Any, ...]) -> None:
+    """Write a line with the fields, in which bytes are their length, and then these bytes."""
+    head = [len(field) if isinstance(field, bytes) else [field] for field in item]
+    file.write(orjson.dumps(head) + b"\n")
+    file.writelines(field for field in item if isinstance(field, bytes))
+
+
 def _read(file: BinaryIO) -> Iterator[tuple[Any, ...]]:
-    while True:
-        try:
-            yield marshal.load(file)
-        except EOFError:
-            return
+    while head := file.readline():
+        yield tuple(field[0] if isinstance(field, list) else file.read(field) for field in orjson.loads(head))

@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, SecretStr, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from jobs import errors
+from jobs import errors, masking
 
 PREFIX = "LONGHAUL_"
 # What the command line client reads; a shell that has them set may start servers too.
@@ -45,6 +54,11 @@ class ModelSettings(BaseModel):
     )
     trust_remote_code: bool = Field(
         False, description="Run the model's own Python code. Only for sources you trust."
+    )
+    pickle_weights: bool = Field(
+        False,
+        description="Also load weights that are no safetensors (pytorch_model.bin). Only from sources you"
+        " trust.",
     )
     chat_template: str | None = Field(
         None, description="Path of a Jinja file to render chats with; None: the template of the model."
@@ -143,6 +157,12 @@ class Settings(BaseSettings):
     max_inline_bytes: int = Field(
         20_000_000, gt=0, description="Largest body of POST /v1/batches, which is held in memory."
     )
+    upload_idle_seconds: float = Field(
+        30,
+        gt=0,
+        description="A request of which no byte arrives for this long, or after that fewer than 1000 bytes a"
+        " second, is refused with 408; one whose head is not complete by then is cut off.",
+    )
     default_max_tokens: int | None = Field(
         None, gt=0, description="Output limit of a request that names none; None: the rest of the context."
     )
@@ -220,6 +240,21 @@ class Settings(BaseSettings):
     )
     cost_per_hour: float | None = Field(None, ge=0, description="Price of one worker-hour, for summary.json.")
 
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_url(cls, url: str) -> str:
+        try:
+            parts = urlsplit(url)
+            whole = parts.scheme in ("redis", "rediss", "unix") and parts.port != 0 and "@" not in parts.path
+        except ValueError:
+            whole = False
+        if not whole:  # the value is not shown: it may hold a password
+            raise ValueError(
+                "it must be redis://[user:password@]host[:port][/db], rediss:// or unix://;"
+                " in the password / is written %2F, and @ is %40"
+            )
+        return url
+
     @classmethod
     def load(cls, **overrides: Any) -> "Settings":
         """Read the environment; raise SettingsError that names the variable to change."""
@@ -250,7 +285,21 @@ class Settings(BaseSettings):
 
     def shown(self) -> dict[str, Any]:
         """Return the settings as JSON values without secrets, to be logged."""
-        return self.model_dump(mode="json") | {"redis_url": without_password(self.redis_url)}
+        urls = {
+            "redis_url": self.redis_url,
+            "store_url": self.store_url,
+            "s3_endpoint_url": self.s3_endpoint_url,
+        }
+        shown = {name: url and without_password(url) for name, url in urls.items()}
+        return self.model_dump(mode="json") | shown
+
+    def model_post_init(self, _: Any, /) -> None:
+        """Have the secrets masked wherever they may come up."""
+        secret = self.s3_secret_access_key
+        masking.learn(
+            [secret.get_secret_value() if secret else None],
+            [self.redis_url, self.store_url, self.s3_endpoint_url],
+        )
 
     @property
     def _names(self) -> str:
@@ -262,9 +311,17 @@ class Settings(BaseSettings):
         return {name: model.fingerprint(name) for name, model in self.models.items()}
 
 
+_AUTHORITY = re.compile(r"://.*@")
+
+
 def without_password(url: str) -> str:
     """Return a URL that may be shown."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return _AUTHORITY.sub("://***@", url)
+    if "@" not in parts.netloc and "@" in url:  # a password with a slash that is not quoted
+        return _AUTHORITY.sub("://***@", url)
     credentials, at, host = parts.netloc.rpartition("@")
     user, colon, _ = credentials.partition(":")
     query = re.sub(r"(?<=password=)[^&]*", "***", parts.query)
@@ -277,7 +334,6 @@ def _readable(error: Exception) -> str:
     lines = []
     for item in error.errors():
         where = [str(part) for part in item["loc"]]
-        lines.append(
-            f"{PREFIX}{where[0].upper() if where else ''}{'.'.join(['', *where[1:]])}: {item['msg']}"
-        )
+        name = f"{PREFIX}{where[0].upper() if where else ''}{'.'.join(['', *where[1:]])}"
+        lines.append(f"{name}: {item['msg'].removeprefix('Value error, ')}")
     return "; ".join(lines)

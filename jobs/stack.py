@@ -141,7 +141,7 @@ class Stack:
         if not self._api_port:
             free = servers.is_free(PREFERRED_API_PORT)
             self._api_port = PREFERRED_API_PORT if free else servers.free_port()
-        command = [sys.executable, "-m", "uvicorn", "api.app:app", "--host", "127.0.0.1"]
+        command = [sys.executable, "-m", "api"]
         self.api = self._spawn("API", [*command, "--port", str(self._api_port)], "api.log")
         self.api.wait_ready(lambda: _answers(f"{self.api_url}/healthz"), 60)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import orjson
 
-from jobs import errors
+from jobs import errors, rendering
 
 ToolFormat = Literal["hermes", "llama"]
 Reasoning = Literal["open", "closed"]
@@ -67,15 +67,11 @@ class ChatTemplate:
 
     @cached_property
     def _variables(self) -> frozenset[str] | None:
-        """The template's variables; None: it has statements that Jinja alone does not know."""
-        import jinja2.meta
-
-        environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+        """The template's variables; None: it has something that Jinja does not know."""
         try:
-            found = jinja2.meta.find_undeclared_variables(environment.parse(self.text))
-        except jinja2.TemplateSyntaxError:
+            return rendering.shared.variables(self.text) - _GIVEN
+        except rendering.RenderFailed:
             return None
-        return frozenset(found) - _GIVEN
 
     def _named(self, name: str) -> bool:
         return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", self.text) is not None
@@ -109,21 +105,39 @@ class ChatTemplate:
         messages = [self._with_calls(message, index) for index, message in enumerate(messages)]
         try:
             return self._apply(
-                messages,
-                tools=tools or None,
-                add_generation_prompt=generation_prompt and not continue_final,
-                continue_final_message=continue_final,
-                **(variables or {}),
+                messages, tools or None, generation_prompt and not continue_final, continue_final, variables
             )
         # A template is a program of the model's author: whatever it raises is the line's.
-        except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).split("\n")[0][:_MOST_CHARACTERS]
+        except rendering.RenderFailed as error:
+            reason = str(error).split("\n")[0][:_MOST_CHARACTERS]
             message = f"The chat template refused the messages: {reason}"
             raise errors.ParameterRefused(message, param="messages") from None
 
-    def _apply(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        return text
+    def _apply(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        generation_prompt: bool = True,
+        continue_final: bool = False,
+        variables: dict[str, Any] | None = None,
+    ) -> str:
+        given = {
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": generation_prompt,
+            **self._tokenizer.special_tokens_map,
+            **(variables or {}),
+        }
+        return rendering.shared.render(self._chosen(tools), messages, continue_final, given)
+
+    def _chosen(self, tools: Any) -> str:
+        source = self._tokenizer.chat_template
+        if not isinstance(source, dict):
+            return str(source)
+        chosen = source.get("tool_use") if tools is not None else None
+        if chosen is None and "default" not in source:
+            raise rendering.RenderFailed("the model has several templates, and none is the default")
+        return str(chosen or source["default"])
 
     def _with_calls(self, message: dict[str, Any], index: int) -> dict[str, Any]:
         """Give a message's calls their arguments as the template wants them: as objects or as JSON text."""
@@ -142,8 +156,8 @@ class ChatTemplate:
         shown: list[type | None] = []
         for kind, form in ((dict, f'"{_PROBE}": 1'), (str, f'{{"{_PROBE}":1}}')):
             try:
-                text = self._apply(_probe(kind), add_generation_prompt=True)
-            except Exception:  # this template wants them otherwise, or refuses more than that
+                text = self._apply(_probe(kind))
+            except rendering.RenderFailed:  # this template wants them otherwise, or refuses more than that
                 continue
             if form in text:
                 return kind

@@ -29,7 +29,7 @@ def _within(schema: Any) -> Iterator[tuple[str, Any]]:
     for name, value in schema.items() if isinstance(schema, dict) else ():
         if name in schemas.MAPS and isinstance(value, dict):
             yield from ((f"/{name}/{key}", inner) for key, inner in value.items())
-        elif name in schemas.LISTS or (name == "items" and isinstance(value, list)):
+        elif (name in schemas.LISTS or name == "items") and isinstance(value, list):
             yield from ((f"/{name}/{index}", inner) for index, inner in enumerate(value))
         elif name in schemas.SINGLES:
             yield f"/{name}", value

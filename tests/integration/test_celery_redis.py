@@ -2,10 +2,12 @@
 
 import base64
 import json
+import pickle
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -164,6 +166,38 @@ def test_garbage_in_the_queue_is_dropped(worker: celery_worker.Worker, server: e
         assert client.llen("{longhaul}:celery:control") == 0
     assert worker.process.poll() is None
     assert all(line.startswith("{") for line in worker.log.splitlines() if line), worker.log
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_a_pickle_is_never_read_whichever_way_it_comes(
+    worker: celery_worker.Worker, server: embedded.RedisServer, tmp_path: Path
+) -> None:
+    bombed = tmp_path / "bombed"
+    body = base64.b64encode(pickle.dumps([[Bomb(bombed)], {}, {}])).decode()
+    task = {"lang": "py", "task": queue.PLAN, "id": "1", "root_id": "1", "argsrepr": "", "kwargsrepr": ""}
+    with redis.Redis.from_url(server.url) as client:
+        remote = "{longhaul}:celery:/0.celery.pidbox"
+        assert client.publish(remote, b""), "remote control listens"
+        for kind in ("application/x-python-serialize", "application/json", "pickle", "text/plain", ""):
+            message = json.loads(_message([[], {}, {}], task))
+            message |= {"body": body, "content-type": kind, "content-encoding": "binary"}
+            client.lpush("{longhaul}:celery:control", json.dumps(message))
+            client.publish(remote, json.dumps(message))
+        client.lpush("{longhaul}:celery:control", pickle.dumps(Bomb(bombed)))
+        client.publish(remote, pickle.dumps(Bomb(bombed)))
+    _deliver(worker)
+    assert worker.inspect("ping") == {"ok": "pong"}
+    assert worker.process.poll() is None
+    assert not bombed.exists()
 
 
 def test_producer_gives_up_quickly_when_redis_hangs_or_is_away(server: embedded.RedisServer) -> None:

@@ -51,6 +51,14 @@ def test_a_schema_is_accepted(name: str) -> None:
     assert build(of_schema(ACCEPTED[name]), choice="none")
 
 
+@pytest.mark.parametrize(
+    "keyword", ["anyOf", "oneOf", "allOf", "prefixItems", "items", "properties", "$defs"]
+)
+def test_a_keyword_with_a_number_where_schemas_belong_is_refused(keyword: str) -> None:
+    with pytest.raises(errors.ParameterRefused):
+        build(of_schema({"type": "object", keyword: -5}), choice="none")
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_schema_that_cannot_be_held_is_refused_with_the_reason(name: str) -> None:
     for _ in range(2):  # also when the answer is remembered

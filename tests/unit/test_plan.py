@@ -1,8 +1,10 @@
+import gzip
 import io
 import itertools
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -404,3 +406,12 @@ def test_what_no_request_can_hold_is_refused_by_the_name_of_its_parameter(
         name: name for name in HOLDERS[endpoint]
     }
     assert all("cannot be run" in error["message"] for error in refusals.values())
+
+
+def test_an_archive_is_never_unpacked_and_fails_its_job_by_its_first_line(planned: Planning) -> None:
+    lines = b"".join(line(f"r{row}") for row in range(1000))
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("in.jsonl", lines)
+    for data in (gzip.compress(lines), archive.getvalue(), gzip.compress(bytes(50_000_000))):
+        assert planned.faults(data, max_line_bytes=100_000)[0][1] == "invalid_json_line"

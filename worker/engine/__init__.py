@@ -45,6 +45,7 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
         kernels=settings.kernels,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
+        pickle_weights=model.pickle_weights,
         task=model.task,
     )
     if model.engine == "echo":

@@ -14,7 +14,7 @@ from jobs import errors, tokens
 from worker.engine import heads
 from worker.engine.embeddings import pooling
 from worker.engine.embeddings.pooling import LAST, MEAN, Pooling
-from worker.engine.source import locate
+from worker.engine.source import load_weights, locate
 from worker.engine.types import EngineConfig
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def load(source: str, config: EngineConfig, name: str | None = None) -> Loaded:
         tokenizer = AutoTokenizer.from_pretrained(location, **options)
         model = _load_model(location, options, config, device)
         loaded = wrap(model, tokenizer, config.context_tokens)
-        loaded = replace(loaded, pooling=_read_pooling(location, options, loaded))
+        loaded = replace(loaded, pooling=_read_pooling(location, options, loaded, config.pickle_weights))
     except Exception as error:  # a model's own code and files may raise anything
         raise errors.ModelUnavailable(name=name, source=source, reason=_one_line(error)) from error
     log.info("model loaded name=%s device=%s dtype=%s", name, device, model.dtype)
@@ -124,11 +124,15 @@ def _context_of(model: Any, tokenizer: Any) -> int:
     return context if places is None or offset is None else min(context, places - offset - 1)
 
 
-def _read_pooling(location: str, options: dict[str, Any], loaded: Loaded) -> Pooling | str:
+def _read_pooling(location: str, options: dict[str, Any], loaded: Loaded, pickles: bool) -> Pooling | str:
     """Return the pooling that the model's files ask for; one that is unknown only keeps it from embedding."""
     assert isinstance(loaded.pooling, Pooling)
     try:
-        found = loaded.pooling if "gguf_file" in options else pooling.read(location, options, loaded.pooling)
+        found = (
+            loaded.pooling
+            if "gguf_file" in options
+            else pooling.read(location, options, loaded.pooling, pickles)
+        )
     except pooling.Unsupported as reason:
         log.warning("the model cannot embed: %s", reason)
         return str(reason)
@@ -142,11 +146,11 @@ def _load_model(location: str, options: dict[str, Any], wanted: EngineConfig, de
     auto = heads.auto_class(config, options, wanted.task)
     if "gguf_file" in options:
         model = _without_quantization(auto.from_pretrained(location, dtype=picked, **options))
-    elif device.type == "cuda":
-        # Weights go straight to the GPU: the host never holds all of them.
-        model = auto.from_pretrained(location, dtype=picked, device_map=device, **options)
     else:
-        model = auto.from_pretrained(location, dtype=picked, **options)
+        if device.type == "cuda":
+            # Weights go straight to the GPU: the host never holds all of them.
+            options = options | {"device_map": device}
+        model = load_weights(auto, location, wanted.pickle_weights, options | {"dtype": picked})
     return model.to(device)
 
 

@@ -1,5 +1,6 @@
 """Where a model lies, from an engine's point of view."""
 
+import os
 from typing import Any
 
 from jobs import tokens
@@ -15,3 +16,26 @@ def locate(source: str, config: EngineConfig) -> tuple[str, dict[str, Any]]:
         "trust_remote_code": config.trust_remote_code,
     }
     return tokens.locate(ModelSettings.model_validate(facts))
+
+
+def load_weights(auto: Any, location: str, pickles: bool, options: dict[str, Any]) -> Any:
+    """Load a model by a class of transformers, its weights from safetensors unless `pickles` may be read too.
+
+    Raises ValueError that names the setting.
+    """
+    # Else transformers may take weights that the hub's robot made of a pickle, from another revision.
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
+    try:
+        return auto.from_pretrained(location, use_safetensors=None if pickles else True, **options)
+    except OSError as error:
+        if pickles or "safetensors" not in str(error):
+            raise
+        raise ValueError(no_safetensors("it")) from None
+
+
+def no_safetensors(what: str) -> str:
+    """Return why a model, or a part of it, is not loaded."""
+    return (
+        f"{what} has no weights as safetensors; `pickle_weights` of LONGHAUL_MODELS also lets"
+        " pytorch_model.bin be read, from a source you trust"
+    )

@@ -157,7 +157,8 @@ class EngineConfig:
     `device` auto, cpu, cuda, cuda:0, ...; `dtype` a name, or auto: float32 on a CPU, on a GPU half precision
     (the model's own if it has one); `max_running` requests and `max_batch_tokens` tokens in one batch, but a
     larger request runs alone (None: as memory allows, in the fallback 65,536); `context_tokens` None reads it
-    from the model; `revision` of a hub source; `trust_remote_code` runs Python that comes with the model.
+    from the model; `revision` of a hub source; `trust_remote_code` runs Python that comes with the model;
+    `pickle_weights` also loads weights that are no safetensors.
 
     The fallback counts padding and expected outputs among the tokens of a batch; the fast engine counts, when
     a request is to join, prompts and what is sampled by then, and shared prefixes once.
@@ -182,6 +183,7 @@ class EngineConfig:
     context_tokens: int | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+    pickle_weights: bool = False
     max_queue_delay_seconds: float = 0.0
     preferred_batch_sizes: tuple[int, ...] = ()
     kv_memory_bytes: int | None = None

@@ -14,6 +14,7 @@ import orjson
 import uvicorn
 from fastapi import FastAPI
 
+from api import protocol
 from api.app import create_app
 from api.context import Context
 from jobs import answers, errors, finalize, results
@@ -55,11 +56,12 @@ class Api:
 def serve(settings: Settings) -> Iterator[Api]:
     """Run the API of these settings on a free port."""
     app = create_app(settings)
+    options = protocol.options(settings.upload_idle_seconds)
     # With the protocol named, asyncio sets TCP_NODELAY: without it every answer waits for a delayed ACK.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=2))
+        server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=2, **options))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{port}"

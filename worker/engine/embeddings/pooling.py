@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.utils.hub import cached_file
 
+from worker.engine import source
+
 # In the order in which sentence-transformers joins those of a model that has several.
 _MODES: dict[str, Callable[[Tensor], Tensor]] = {
     "cls": lambda hidden: hidden[0],
@@ -96,8 +98,11 @@ LAST = Pooling(("lasttoken",), (normalize,))
 MEAN = Pooling(("mean",), (normalize,))
 
 
-def read(location: str, options: dict[str, Any], default: Pooling) -> Pooling:
-    """Return the pooling of a hub id or directory, the default without modules.json; raises Unsupported."""
+def read(location: str, options: dict[str, Any], default: Pooling, pickles: bool = False) -> Pooling:
+    """Return the pooling of a hub id or directory, the default without modules.json; raises Unsupported.
+
+    `pickles`: layers may lie in a pytorch_model.bin.
+    """
     modules = _json(location, "modules.json", options)
     if modules is None:
         return default
@@ -112,7 +117,7 @@ def read(location: str, options: dict[str, Any], default: Pooling) -> Pooling:
         elif kind == "Normalize" and modes:
             layers.append(normalize)
         elif kind == "Dense" and modes:
-            layers.append(_dense(location, path, options))
+            layers.append(_dense(location, path, options, pickles))
         else:
             raise Unsupported(f"modules.json has a {module['type']} in place {position}")
     if not modes:
@@ -134,22 +139,24 @@ def _modes(config: dict[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _dense(location: str, path: str, options: dict[str, Any]) -> Dense:
+def _dense(location: str, path: str, options: dict[str, Any], pickles: bool) -> Dense:
     config = _json(location, f"{path}/config.json", options) or {}
     activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     names = {config.get(f"module_{side}_name") for side in ("input", "output")}
     if activation not in _ACTIVATIONS or not names <= {None, "sentence_embedding"}:
         raise Unsupported(f"a Dense layer with {activation} on {names}")
-    weights = _weights(location, path, options)
+    weights = _weights(location, path, options, pickles)
     return Dense(weights["linear.weight"], weights.get("linear.bias"), activation)
 
 
-def _weights(location: str, path: str, options: dict[str, Any]) -> dict[str, Tensor]:
+def _weights(location: str, path: str, options: dict[str, Any], pickles: bool) -> dict[str, Tensor]:
     file = _file(location, f"{path}/model.safetensors", options)
     if file is not None:
         from safetensors.torch import load_file
 
         return load_file(file)
+    if not pickles:
+        raise Unsupported(source.no_safetensors(path))
     file = _file(location, f"{path}/pytorch_model.bin", options)
     if file is None:
         raise Unsupported(f"{path} has no weights")
