@@ -36,7 +36,7 @@ from jobs.store_local import LocalStore
 class Sink:
     def begin(self, total, model): pass
     def refuse(self, rows): pass
-    def release(self, shards, planned): pass
+    def release(self, shards, planned, tokens): pass
 
 folder = Path(sys.argv[1])
 settings = Settings.load()
