@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ def main(
         "doubled": doubled,
         "recomputed": computed.total() - len(computed),
         "worst_seconds_to_take_over": round(max(load.took_over, default=0.0), 1),
+        "worst_seconds_until_done": round(max(load.took, default=0.0), 1),
         **{f"peak_{what}_bytes": size for what, size in load.peaks.items()},
     }
     for figure, value in figures.items():
@@ -76,17 +77,22 @@ def main(
 
 
 class Load:
-    """Kills workers of a stack while a job runs; measures until all that one may have held is done."""
+    """Kills workers of a stack while a job runs; measures what becomes of all that was leased then.
+
+    A request is taken over when somebody else owns it, or it is done: it may be killed again in between.
+    """
 
     def __init__(self, stack: Stack, fingerprint: str, chance: random.Random) -> None:
         self.kills = 0
         self.took_over: list[float] = []
+        self.took: list[float] = []
         self.peaks: dict[str, int] = {"worker": 0, "api": 0, "redis": 0}
         self._stack, self._random = stack, chance
         url = stack.environment["LONGHAUL_REDIS_URL"]
         self._ledger = Ledger.connect(Settings(redis_url=url))
-        self._leases = f"{{{Settings().namespace}}}:leases:{fingerprint}"
-        self._waiting: list[tuple[float, set[int]]] = []
+        self._owners = f"{{{Settings().namespace}}}:owners:{fingerprint}"
+        self._orphans: list[tuple[float, dict[int, str]]] = []
+        self._waiting: list[tuple[float, dict[int, str]]] = []
 
     def run(self, job_id: str, kill_seconds: float) -> Job:
         """Kill until the job has ended; return it."""
@@ -97,32 +103,47 @@ class Load:
                 next_kill += kill_seconds
                 self._kill_one()
             time.sleep(0.2)
-        self._note_taken_over(lambda row: True)
+        self._note(self._orphans, self.took_over, lambda row, token: True)
+        self._note(self._waiting, self.took, lambda row, token: True)
         return job
 
     def _kill_one(self) -> None:
         victim = self._random.choice(self._stack.workers)
-        members: Any = self._ledger.redis.zrange(self._leases, 0, -1)
+        held = self._held()
         victim.kill()
-        self._waiting.append((time.monotonic(), {int(name.rpartition(b":")[2]) for name in members}))
+        for waiting in (self._orphans, self._waiting):
+            waiting.append((time.monotonic(), dict(held)))
         self.kills += 1
         self._stack.workers.remove(victim)
         self._stack.start_worker()
 
     def _look(self, job_id: str) -> None:
-        done = self._ledger.done(job_id)
-        self._note_taken_over(lambda row: len(done) > row // 8 and done[row // 8] >> (7 - row % 8) & 1 == 1)
+        held, done = self._held(), self._ledger.done(job_id)
+
+        def is_done(row: int, token: str) -> bool:
+            return len(done) > row // 8 and done[row // 8] >> (7 - row % 8) & 1 == 1
+
+        def is_taken_over(row: int, token: str) -> bool:
+            return held.get(row, token) != token or is_done(row, token)
+
+        self._note(self._orphans, self.took_over, is_taken_over)
+        self._note(self._waiting, self.took, is_done)
         for what, size in self._sizes():
             self.peaks[what] = max(self.peaks[what], size)
 
-    def _note_taken_over(self, is_done: Any) -> None:
-        still = []
-        for killed, rows in self._waiting:
-            if left := {row for row in rows if not is_done(row)}:
-                still.append((killed, left))
-            else:
-                self.took_over.append(time.monotonic() - killed)
-        self._waiting = still
+    def _held(self) -> dict[int, str]:
+        """Return the token that owns each leased row."""
+        owners: Any = self._ledger.redis.hgetall(self._owners)
+        return {int(name.rpartition(b":")[2]): value.decode().split("|")[0] for name, value in owners.items()}
+
+    def _note(self, waiting: list[Any], took: list[float], over: Callable[[int, str], bool]) -> None:
+        """Strike out what is over; note how long it was since the kill, where that was the last."""
+        for killed, rows in waiting:
+            for row in [row for row, token in rows.items() if over(row, token)]:
+                del rows[row]
+            if not rows:
+                took.append(time.monotonic() - killed)
+        waiting[:] = [each for each in waiting if each[1]]
 
     def _sizes(self) -> Iterator[tuple[str, int]]:
         assert self._stack.api is not None

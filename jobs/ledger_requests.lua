@@ -57,17 +57,21 @@ local function known_of(entry)
 end
 
 -- Those whose worker died once run together again, apart from all others: most deaths are the machine's, and
--- one must not cost a whole batch its batching. Who was there when a second worker died runs alone.
+-- one must not cost a whole batch its batching. Who was there when a second worker died runs with an eighth as
+-- many, or alone if there are no more, and then alone: where workers die often, all the innocent must not wait
+-- for each other one by one.
 local function suspects()
+  local eighth = math.floor(count / 8)
+  if call('LLEN', key.suspects) <= eighth then eighth = 1 end
   local taken, seen = take(key.suspects, 1), {}
   local deaths, bucket = known_of(taken[1])
-  if deaths > 1 then return taken end
+  local most = ({count, eighth})[deaths] or 1
   seen[string.match(taken[1], '|(.*)$')] = true
-  while #taken < count do
+  while #taken < most do
     local entry = head(key.suspects)
     if not entry then break end
     local rid, other_deaths, other_bucket = string.match(entry, '|(.*)$'), known_of(entry)
-    if other_deaths > 1 or other_bucket ~= bucket then break end
+    if other_deaths ~= deaths or other_bucket ~= bucket then break end
     call('LPOP', key.suspects)
     if not seen[rid] then taken[#taken + 1], seen[rid] = entry, true end
   end

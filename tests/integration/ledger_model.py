@@ -267,13 +267,15 @@ class Model:
     # What steps share
 
     def _suspects(self, fingerprint: str, count: int) -> list[str]:
-        """Take the first suspect and, if its worker died once, those like it that follow, of its bucket."""
+        """Take the first suspect and those like it that follow: fewer, the more workers died of them."""
         waiting = self.suspects[fingerprint]
         requests = [self.request(rid, fingerprint) for rid in waiting]
         alike = [request and (request.attempts, request.planned.bucket) for request in requests]
-        first = (1, alike[0][1]) if alike[0] else None
-        together = next((place for place, which in enumerate(alike) if which != first), len(alike))
-        taken = waiting[: max(1, min(together, count))]
+        together = next((place for place, which in enumerate(alike) if which != alike[0]), len(alike))
+        most = {1: count, 2: count // 8 if len(waiting) > count // 8 else 1}.get(
+            alike[0][0] if alike[0] else 0, 1
+        )
+        taken = waiting[: max(1, min(together, most))]
         del waiting[: len(taken)]
         return taken
 

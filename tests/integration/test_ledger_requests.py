@@ -183,6 +183,21 @@ def test_running_requests_of_a_dead_worker_become_suspects_and_run_apart(ledger:
         assert (support.rows_of(alone), alone.alone, alone.leases[0].attempts) == ([row], True, 2)
 
 
+def test_many_suspects_of_two_deaths_run_in_eighths_before_they_run_alone(ledger: Ledger) -> None:
+    support.job_of(ledger, 64)
+    for _ in range(2):
+        group = support.group_of(ledger, idle=True)
+        assert len(group.leases) == 64
+        support.die_running(ledger, group)
+        ledger.reap([MODEL])
+    eighth = support.group_of(ledger, idle=True)
+    assert (len(eighth.leases), eighth.alone) == (8, True)
+    support.die_running(ledger, eighth)
+    ledger.reap([MODEL])
+    sizes = [len(support.group_of(ledger, idle=True).leases) for _ in range(15)]
+    assert sizes == [8] * 7 + [1] * 8
+
+
 def test_suspects_of_two_buckets_are_not_mixed(ledger: Ledger) -> None:
     job_id = ids.batch_id()
     support.job_of(
