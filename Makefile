@@ -34,7 +34,7 @@ REPORT := .longhaul/chaos.jsonl
 chaos: model ## what breaks, at random moments, ROUNDS=5 times each; then the table of docs/faults.md
 	@mkdir -p $(dir $(REPORT)); rm -f $(REPORT)
 	@LONGHAUL_CHAOS_ROUNDS=$(ROUNDS) LONGHAUL_CHAOS_REPORT=$(abspath $(REPORT)) \
-		$(PY) -m pytest -q tests/chaos --ignore=tests/chaos/test_every_step.py $(ARGS)
+		$(PY) -m pytest -n 2 -q tests/chaos --ignore=tests/chaos/test_every_step.py $(ARGS)
 	@$(PY) -m tests.chaos.table $(REPORT)
 
 fuzz: bootstrap ## a million inputs to what reads lines, bodies, creations, chats and schemas (ARGS="--seed 2")
