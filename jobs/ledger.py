@@ -259,9 +259,9 @@ class Ledger:
 
         The bucket is `prefer`, unless another of that tenant waits far longer than it.
 
-        `idle`: the caller runs nothing. Only then it gets suspects, apart from others: up to `count` whose worker
-        died once, an eighth as many if two did, the rest one by one. While suspects wait, one busy worker gets
-        nothing (None), so that it becomes idle.
+        `idle`: the caller runs nothing. Only then it gets suspects, apart from others: up to `count` whose
+        worker died once, an eighth as many if two did, the rest one by one. While suspects wait, one busy
+        worker gets nothing (None), so that it becomes idle.
         """
         if count < 1:
             return None
