@@ -149,6 +149,9 @@ def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path 
     if models and "LONGHAUL_MODELS" in os.environ:
         click.echo("longhaul: --model is given, so LONGHAUL_MODELS is not used.", err=True)
     served = {name: {"source": source} | own for name, source in map(_model, models)} or None
+    settings.Settings.load(
+        **({"models": served} if served else {})
+    )  # what is wrong is told before all starts
     with stack.Stack(directory, models=served, workers=workers, api_port=port) as running:
         click.echo(running.describe())
         click.echo(f"In another shell:  export LONGHAUL_API_URL={running.api_url}")

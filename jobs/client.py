@@ -13,6 +13,9 @@ from jobs import errors, schema
 
 TERMINAL = frozenset({"completed", "failed", "expired", "cancelled"})
 _TRY_AGAIN = frozenset({429, 502, 503, 504})
+_FULL, _RATE = "quota_exceeded", "rate_limit_exceeded"
+_RATE_PATIENCE_SECONDS = 120.0
+"""A minute's calls are let through again within a minute; other quotas may be full for hours."""
 CURSOR_HEADER = "Longhaul-Next-After"
 STATUS_HEADER = "Longhaul-Batch-Status"
 _FIRST_DELAY_SECONDS = 0.2
@@ -25,6 +28,10 @@ _ADVICE = {
 
 class ServerUnreachable(errors.LonghaulError):
     """No usable answer from {url}: {reason}. Start it ('longhaul up'), or set --url or LONGHAUL_API_URL."""
+
+
+class ServerBusy(ServerUnreachable):
+    """{url} cannot do this at the moment: {reason}."""
 
 
 class ServerRefused(errors.LonghaulError):
@@ -70,6 +77,8 @@ class Client:
         self.url = url.rstrip("/").removesuffix("/v1")
         if not self.url.startswith(("http://", "https://")):
             raise errors.InvalidRequest(f"The API's URL must begin with http:// or https://, not {url!r}.")
+        if api_key and not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
+            raise errors.InvalidRequest("The API key has characters that no key has: check LONGHAUL_API_KEY.")
         self._patience_seconds = patience_seconds
         self._on_retry = on_retry
         self._sleep = sleep
@@ -105,6 +114,10 @@ class Client:
             if record["filename"] == name and record["bytes"] == size:
                 return str(record["id"])
         return None
+
+    def delete_file(self, file_id: str) -> None:
+        """Delete an uploaded file."""
+        self._call("DELETE", f"/v1/files/{_segment(file_id)}")
 
     def create(self, body: dict[str, Any], idempotency_key: str) -> Batch:
         """Create a job; the key makes a repeated call give the same job."""
@@ -195,7 +208,7 @@ class Client:
         """Send until an answer comes that trying again would not change."""
         waited, delay = 0.0, _FIRST_DELAY_SECONDS
         while True:
-            pause = delay
+            pause, patience, busy = delay, self._patience_seconds, False
             try:
                 response = send()
             except httpx.InvalidURL as error:
@@ -203,17 +216,18 @@ class Client:
             except httpx.TransportError as error:
                 reason = _reason(error)
             else:
-                if response.status_code not in _TRY_AGAIN:
+                if response.status_code not in _TRY_AGAIN or _code(response) == _FULL:
                     return self._checked(response)
-                reason = _message(response)
-                pause = max(delay, _retry_after(response))
+                busy, reason, asked = True, _message(response), _retry_after(response)
+                pause = min(max(delay, asked), _LONGEST_DELAY_SECONDS)
+                if _code(response) == _RATE:
+                    pause, patience = asked, _RATE_PATIENCE_SECONDS
                 response.close()
-            if waited >= self._patience_seconds:
-                raise ServerUnreachable(url=self.url, reason=reason)
-            self._on_retry(reason)
-            pause = min(pause, _LONGEST_DELAY_SECONDS)
+            if waited >= patience:
+                raise (ServerBusy if busy else ServerUnreachable)(url=self.url, reason=reason)
+            self._on_retry(reason.rstrip("."))
             self._sleep(pause)
-            waited, delay = waited + pause, delay * 2
+            waited, delay = waited + pause, min(delay * 2, _LONGEST_DELAY_SECONDS)
 
     def _checked(self, response: httpx.Response) -> httpx.Response:
         if response.is_success:
@@ -276,6 +290,14 @@ def _segment(text: str) -> str:
 
 def _reason(error: httpx.TransportError) -> str:
     return str(error).strip() or type(error).__name__
+
+
+def _code(response: httpx.Response) -> str | None:
+    response.read()
+    try:
+        return str(orjson.loads(response.content)["error"]["code"])
+    except (orjson.JSONDecodeError, TypeError, KeyError):
+        return None  # a proxy's
 
 
 def _retry_after(response: httpx.Response) -> float:

@@ -109,7 +109,12 @@ def submit(
     with submission.opened(file) as stream, session.connect() as api:
         body["endpoint"] = endpoint or submission.first_url(stream) or schema.ENDPOINTS[0]
         body["input_file_id"] = submission.upload(api, file, stream, once=idempotency_key is not None)
-        batch = api.create(body, idempotency_key or str(uuid.uuid4()))
+        try:
+            batch = api.create(body, idempotency_key or str(uuid.uuid4()))
+        except client.ServerRefused:
+            if idempotency_key is None:  # else it may be the input of an earlier job
+                api.delete_file(body["input_file_id"])
+            raise
     if watched and not session.as_json:
         click.echo(batch.id)
     elif not watched:

@@ -111,6 +111,12 @@ class QuotaExceeded(InvalidRequest):
     code = "quota_exceeded"
 
 
+class RateExceeded(QuotaExceeded):
+    """Tenant {tenant!r} may make {most} calls a minute (LONGHAUL_QUOTAS). Try again in {retry_seconds} s."""
+
+    code = "rate_limit_exceeded"
+
+
 class QuotaTooSmall(InvalidRequest):
     """This alone needs {wanted} {what}; tenant {tenant!r} may have {most} at a time (LONGHAUL_QUOTAS)."""
 

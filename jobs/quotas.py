@@ -41,7 +41,7 @@ class Quotas:
             log.warning("calls not counted: Redis does not answer", extra={"reason": str(error)})
             return
         if seconds > 0:
-            raise _exceeded(tenant, "calls of the API a minute", most, "requests_per_minute", seconds)
+            raise errors.RateExceeded(tenant=tenant, most=most, retry_seconds=max(1, math.ceil(seconds)))
 
     def reserve(self, tenant: str, job_id: str, requests: int, size: int) -> None:
         """Count a job of so many requests in so many bytes as open; raise QuotaExceeded."""
@@ -57,7 +57,7 @@ class Quotas:
         if refused is not None:
             what, taken = refused
             told = f"open {what}, of which {taken} are taken"
-            raise _exceeded(tenant, told, limits[what], f"open_{what}", _RETRY_SECONDS)
+            raise _exceeded(tenant, told, limits[what], f"open_{what}")
 
     def give_back(self, tenant: str, job_id: str) -> None:
         """Count a job no more that will not be entered."""
@@ -79,13 +79,11 @@ class Quotas:
             taken = others + sum(file.bytes for file in self._files.newest(tenant))
             if taken + size > most:
                 what = f"bytes of files, of which {taken} are taken (delete some)"
-                raise _exceeded(tenant, what, most, "file_bytes", _RETRY_SECONDS)
+                raise _exceeded(tenant, what, most, "file_bytes")
             yield
         finally:
             self._ledger.tenants.let_bytes_go(tenant, upload, size)
 
 
-def _exceeded(tenant: str, what: str, most: int | None, name: str, seconds: float) -> errors.QuotaExceeded:
-    return errors.QuotaExceeded(
-        tenant=tenant, what=what, most=most, name=name, retry_seconds=max(1, math.ceil(seconds))
-    )
+def _exceeded(tenant: str, what: str, most: int | None, name: str) -> errors.QuotaExceeded:
+    return errors.QuotaExceeded(tenant=tenant, what=what, most=most, name=name, retry_seconds=_RETRY_SECONDS)

@@ -102,6 +102,11 @@ class Server:
                 self.process.wait(self.stop_seconds)
         self.kill()
 
+    def terminate(self) -> None:
+        """Ask the process to end; return at once."""
+        if self.running:
+            self.process.terminate()
+
     def kill(self) -> None:
         """Kill the process and what it left behind in its group."""
         with contextlib.suppress(ProcessLookupError):

@@ -330,10 +330,31 @@ def without_password(url: str) -> str:
 
 def _readable(error: Exception) -> str:
     if not isinstance(error, ValidationError):
-        return str(error)
+        field = re.search(r'value for field "(\w+)"', str(error))
+        if field is None:
+            return str(error)
+        return f"{PREFIX}{field[1].upper()} must be JSON: {error.__cause__}."
     lines = []
     for item in error.errors():
         where = [str(part) for part in item["loc"]]
+        if "[key]" in where:
+            where = where[:2]
+            item["msg"], item["type"] = (
+                "a tenant has small letters, digits and dashes; '*' is everybody else",
+                "",
+            )
         name = f"{PREFIX}{where[0].upper() if where else ''}{'.'.join(['', *where[1:]])}"
-        lines.append(f"{name}: {item['msg'].removeprefix('Value error, ')}")
-    return "; ".join(lines)
+        lines.append(f"{name}: {_told(item, where)}")
+    return "; ".join(dict.fromkeys(lines))
+
+
+_PARTS: dict[str, type[BaseModel]] = {"models": ModelSettings, "quotas": Quota}
+
+
+def _told(item: Any, where: list[str]) -> str:
+    known = _PARTS.get(where[0] if where else "")
+    if known and item["type"] == "extra_forbidden":
+        return f"it has no field of this name. Its fields: {', '.join(known.model_fields)}"
+    if known and item["type"] == "model_type":
+        return "it must be a JSON object"
+    return str(item["msg"]).removeprefix("Value error, ")

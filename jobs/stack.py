@@ -66,8 +66,9 @@ class Stack:
         self._extra = dict(extra or {})
         if models is not None:
             self._extra["LONGHAUL_MODELS"] = models_json(models)
-        if models and "LONGHAUL_MODEL" not in os.environ | self._extra:
-            self._extra["LONGHAUL_MODEL"] = next(iter(models))
+        served = models or json.loads(os.environ.get("LONGHAUL_MODELS", "{}"))
+        if served and "LONGHAUL_MODEL" not in os.environ | self._extra:
+            self._extra["LONGHAUL_MODEL"] = next(iter(served))
         self._started: list[servers.Server] = []
         self._deaths = restarts.Deaths()
         self._due: dict[servers.Server, float] = {}
@@ -199,13 +200,20 @@ class Stack:
     def wait(self, report: Any = print) -> None:
         """Stay while everything runs; workers that die are replaced. Ends by an exception only."""
         while True:
-            for line in self.poll():
+            try:
+                lines = self.poll()
+            except servers.ServerFailed as error:
+                report(f"{error.values['name']} has ended; stopping the rest, which may take a minute ...")
+                raise
+            for line in lines:
                 report(line)
             time.sleep(0.5)
 
     def stop(self) -> None:
         """Stop what was started, last first. An interruption (a second Ctrl-C) kills the rest at once."""
         try:
+            for worker in self.workers:  # at once: each may take as long as its drain
+                worker.terminate()
             while self._started:
                 self._started[-1].stop()
                 self._started.pop()
