@@ -43,6 +43,8 @@ class Reaper:
         while not self._stop.wait(self._context.settings.reap_seconds):
             recovered = recovered or self._guarded(lambda: recover_stored(self._context), "not reaped")
             self._guarded(lambda: tick(self._context), "not reaped")
+            # Not before: a full Redis refuses them until the reaping of other jobs has made room.
+            self._guarded(self._context.acceptor.enter_waiting, "accepted jobs not entered")
 
     def _sweep(self) -> None:
         while not self._stop.wait(self._sweeper.check_seconds):
@@ -69,6 +71,5 @@ def recover_stored(context: Context) -> None:
 
 def tick(context: Context) -> None:
     """Do one round of reaping. Nothing hangs on the wakes: a worker that polls finds the same units."""
-    context.acceptor.enter_waiting()
     for job_id in reap.reap(context.settings, context.ledger, context.store):
         context.queue.send(queue.FINALIZE, job_id)

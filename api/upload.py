@@ -61,6 +61,11 @@ async def json_body(request: Request) -> Any:
     data = bytearray()
     async for chunk in _limited(request, limit, too_large):
         data += chunk
+    # In a thread: it takes seconds for a body of millions of small values, and others are to be served.
+    return await asyncio.to_thread(_parsed, data)
+
+
+def _parsed(data: bytearray) -> Any:
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as error:

@@ -3,7 +3,9 @@
 import hashlib
 import io
 import logging
+import time
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -21,6 +23,7 @@ from jobs.settings import Settings
 from jobs.store import ObjectStore
 
 log = logging.getLogger(__name__)
+_LOOKS, _LOOK_SECONDS = 5, 0.1
 REDIS_AWAY = (redis.ConnectionError, redis.TimeoutError, redis.OutOfMemoryError)
 
 
@@ -49,13 +52,24 @@ class Acceptor:
 
         Raises InvalidRequest, Conflict (the key was used for another body), QuotaExceeded, Unavailable.
         """
+        try:
+            return self._create(tenant, new, key, digest)
+        except errors.QuotaExceeded:
+            # Equal requests at once take the room from each other: one of them may have the key by now.
+            if key is None or not self._is_claimed_soon(tenant, key, digest):
+                raise
+        return self._create(tenant, new, key, digest)
+
+    def _create(self, tenant: str, new: NewBatch, key: str | None, digest: str) -> JobRecord:
         job_id = self._claimed(tenant, key, digest) if key else None
         record = self.batches.find(job_id) if job_id else None
         if record is None:
             given = self._input(tenant, new)
             self.ledger.ping()
-            job_id = self._let_in(tenant, key, digest, job_id, given)
-            record = self._write_record(tenant, new, job_id, key, given)
+            # All quotas are asked before anything is stored: what is refused leaves neither key nor place.
+            with self._room(tenant, key, job_id, given):
+                job_id = self._let_in(tenant, key, digest, job_id, given)
+                record = self._write_record(tenant, new, job_id, key, given)
         self._open(record, retried=key is not None)
         return record
 
@@ -84,6 +98,22 @@ class Acceptor:
         if job_id != mine:
             self.quotas.give_back(tenant, mine)
         return job_id
+
+    def _is_claimed_soon(self, tenant: str, key: str, digest: str) -> bool:
+        for _ in range(_LOOKS):
+            if self._claimed(tenant, key, digest) is not None:
+                return True
+            time.sleep(_LOOK_SECONDS)
+        return False
+
+    def _room(
+        self, tenant: str, key: str | None, job_id: str | None, given: "_Input"
+    ) -> AbstractContextManager[None]:
+        """Keep room for an input that was given inline, which an earlier try may have stored already."""
+        if given.file is not None:
+            return nullcontext()
+        stored = ids.result_file_id(job_id, "input") if job_id else None
+        return self.quotas.storing(tenant, given.size, key and _hash(key), stored)
 
     def _claim(self, tenant: str, key: str | None, digest: str, job_id: str) -> str:
         if key is None:
@@ -164,9 +194,8 @@ class Acceptor:
             key=f"files/{file_id}",
             lines=given.lines,
         )
-        with self.quotas.storing(tenant, given.size):
-            self.store.put(record.key, io.BytesIO(given.data))
-            self.store.put(record_key(tenant, file_id), record.to_json())
+        self.store.put(record.key, io.BytesIO(given.data))
+        self.store.put(record_key(tenant, file_id), record.to_json())
         return record
 
     def _open(self, record: JobRecord, retried: bool) -> None:
@@ -221,7 +250,11 @@ def digest(body: object) -> str:
 
 
 def _idempotency_key(tenant: str, key: str) -> str:
-    return f"idempotency/{tenant}/{hashlib.sha256(key.encode()).hexdigest()}.json"
+    return f"idempotency/{tenant}/{_hash(key)}.json"
+
+
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def _vanished(key: str) -> NoReturn:

@@ -169,16 +169,19 @@ class Ledger:
         job_id: str | None = None,
         *,
         besides: str | None = None,
+        unlike: Iterable[str] = (),
         token: str | None = None,
     ) -> Unit | None:
         """Lease a due unit; None when there is none. `besides`: any kind but this.
+
+        `unlike`: no plan of a tenant whose jobs these are.
 
         Tenants take turns. Of a tenant's units: the highest priority, then the earliest deadline.
         """
         token = token or uuid.uuid4().hex
         kinds = ",".join([kind] if kind else [each for each in UNITS if each != besides])
         args = (job_id or "", token, kinds, self._lease_ms, _REMEMBER_MS)
-        answer = self._scripts.run("claim_unit", self._keys.of(token=token), *args)
+        answer = self._scripts.run("claim_unit", self._keys.of(token=token), *args, *unlike)
         if answer is None:
             return None
         kind, _, owner = answers.text(answer[0]).partition(":")

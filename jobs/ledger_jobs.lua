@@ -74,7 +74,7 @@ return 1
 return call('ZRANGEBYSCORE', key.deadlines, '-inf', now, 'LIMIT', 0, 100)
 
 --@ claim_unit
--- job id or '', token, kinds as "plan,feed", lease ms, remember ms.
+-- job id or '', token, kinds as "plan,feed", lease ms, remember ms, jobs whose tenants get no plan...
 -- Twice: the record gives the same answer; a unit only while the token owns it.
 -- Tenants take turns, whatever the kind; of a tenant's units that of the lowest rank is first.
 even_when_full()
@@ -97,10 +97,21 @@ local function of_job(kind)
   if due or call('ZSCORE', ready .. ':' .. tenant, unit) then return unit, tonumber(rank), tenant end
 end
 
+local passed = {}
+for place = 6, #ARGV do
+  local _, tenant = place_of('plan:' .. ARGV[place])
+  if tenant then passed[tenant] = true end
+end
+
 local function next_of(kind)
   local ready = key['ready_' .. kind]
-  local tenant, turn = unpack(call('ZRANGE', ready, 0, 0, 'WITHSCORES'))
-  if tenant then return call('ZRANGE', ready .. ':' .. tenant, 0, 0)[1], tonumber(turn), tenant end
+  local turns = call('ZRANGE', ready, 0, #ARGV - 5, 'WITHSCORES')
+  for place = 1, #turns, 2 do
+    local tenant = turns[place]
+    if kind ~= 'plan' or not passed[tenant] then
+      return call('ZRANGE', ready .. ':' .. tenant, 0, 0)[1], tonumber(turns[place + 1]), tenant
+    end
+  end
 end
 
 local chosen, least, whose

@@ -38,7 +38,8 @@ return 0
 -- '', tenant, requests a minute. Returns 0, or the ms after which to try again: a minute's requests may come at
 -- once, then one whenever the rate allows it. Twice: counts twice, which costs the tenant one request.
 local name, gap = key.rate .. ':' .. ARGV[2], 60000 / ARGV[3]
-local paid = math.max(now, tonumber(call('GET', name) or 0))
+-- It never lies further ahead, unless the clock was set back.
+local paid = math.max(now, math.min(tonumber(call('GET', name) or 0), now + 60000))
 local wait = paid + gap - now - 60000
 if wait > 0 then return math.ceil(wait) end
 call('SET', name, string.format('%.17g', paid + gap), 'PX', math.ceil(paid + gap - now))

@@ -10,7 +10,6 @@ from jobs.buckets import BOUNDS
 from jobs.ledger_scripts import Argument, Keys, Scripts
 from jobs.ledger_types import UNITS, Depth, ModelDepth
 
-_JOB = (("HGETALL", "job"), ("SCARD", "live"))
 _RESERVED_MS = 60_000
 """How long a job that was let in may take to be entered; then its place is free again."""
 _UPLOAD_MS = 3600_000
@@ -63,16 +62,21 @@ class Tenants:
     def depth(self, tenant: str) -> Depth:
         """Return what is left to do for one tenant."""
         ids = self.open_jobs(tenant)
-        found = self._scripts.look([(c, self._keys.name(k, name)) for name in ids for c, k in _JOB])
-        jobs = [answers.job(fields, live) for fields, live in zip(found[::2], found[1::2], strict=True)]
         live: Counter[str] = Counter()
-        for job in jobs:
-            if job is not None and job.fingerprint:
-                live[job.fingerprint] += job.live
-        units = [f"{kind}:{name}" for kind in UNITS for name in ids]
-        control: Any = self._client.hmget(self._keys.name("control"), units) if units else []
+        units = 0
+        # No script and no transaction: of thousands of jobs, they would keep all others from Redis meanwhile.
+        with self._client.pipeline(transaction=False) as asked:
+            for name in ids:
+                asked.hget(self._keys.name("job", name), "fingerprint")
+                asked.scard(self._keys.name("live", name))
+                asked.hmget(self._keys.name("control"), [f"{kind}:{name}" for kind in UNITS])
+            found = iter(asked.execute())
+        for fingerprint, count, control in zip(found, found, found, strict=True):
+            units += sum(unit is not None for unit in control)
+            if fingerprint:
+                live[answers.text(fingerprint)] += count
         models = {name: self._model_depth(tenant, name, live[name]) for name in sorted(live)}
-        return Depth(models, sum(unit is not None for unit in control))
+        return Depth(models, units)
 
     def _model_depth(self, tenant: str, model: str, live: int) -> ModelDepth:
         names = [self._keys.name("queue", model, bound, tenant) for bound in BOUNDS]

@@ -64,25 +64,34 @@ class Quotas:
         self._ledger.tenants.give_back(tenant, job_id)
 
     @contextmanager
-    def storing(self, tenant: str, size: int) -> Iterator[None]:
-        """Enter while a file of so many bytes is stored; raises QuotaExceeded."""
+    def storing(
+        self, tenant: str, size: int, name: str | None = None, file_id: str | None = None
+    ) -> Iterator[None]:
+        """Enter while a file of so many bytes is stored; raises QuotaExceeded.
+
+        Those of one `name` are one file, which may lie in the store already as `file_id`: it counts once.
+        """
         most = self.of(tenant).file_bytes
         if most is None:
             yield
             return
         if size > most:
             raise errors.QuotaTooSmall(wanted=size, tenant=tenant, what="bytes of files", most=most)
-        upload = ids.ulid()
+        upload = name or ids.ulid()
         # Its own place first, then what lies there: of two at once, at least one sees the other.
         others = self._ledger.tenants.hold_bytes(tenant, upload, size)
         try:
-            taken = others + sum(file.bytes for file in self._files.newest(tenant))
+            taken = others + sum(file.bytes for file in self._files.newest(tenant) if file.id != file_id)
             if taken + size > most:
                 what = f"bytes of files, of which {taken} are taken (delete some)"
                 raise _exceeded(tenant, what, most, "file_bytes")
             yield
         finally:
-            self._ledger.tenants.let_bytes_go(tenant, upload, size)
+            try:
+                self._ledger.tenants.let_bytes_go(tenant, upload, size)
+            except redis.RedisError as error:
+                # What was stored is stored: it is no failure that it counts twice until the hold lapses.
+                log.warning("bytes held on: Redis does not answer", extra={"reason": str(error)})
 
 
 def _exceeded(tenant: str, what: str, most: int | None, name: str) -> errors.QuotaExceeded:

@@ -11,8 +11,10 @@ import logging
 import redis
 
 from jobs import errors, finalize, ids, results
+from jobs.files import record_key
 from jobs.ledger import Finished, Job, Ledger
-from jobs.records import JobRecord, Manifest, PartEntry, ResultRow
+from jobs.quotas import BYTES_PER_TOKEN
+from jobs.records import FileRecord, JobRecord, Manifest, PartEntry, ResultRow
 from jobs.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -71,7 +73,9 @@ def _end(manifest: Manifest, ledger: Ledger, store: ObjectStore) -> None:
 def _bring_back(job_id: str, ledger: Ledger, store: ObjectStore) -> bool:
     # Held while parts are registered: a plan that was faster would have finished rows run again, and a
     # deadline or a cancellation would leave them out of the results.
-    unit = ledger.recover(_record(job_id, store))
+    record = _record(job_id, store)
+    _count(record, ledger, store)
+    unit = ledger.recover(record)
     if unit is None:
         return False
     for name in results.list_parts(store, job_id):
@@ -81,6 +85,17 @@ def _bring_back(job_id: str, ledger: Ledger, store: ObjectStore) -> bool:
         ledger.cancel(job_id)
     ledger.release_unit(unit)
     return True
+
+
+def _count(record: JobRecord, ledger: Ledger, store: ObjectStore) -> None:
+    """Count a job in its tenant's quotas as a create does; its parts then take off what has finished."""
+    try:
+        file = FileRecord.from_json(store.get(record_key(record.tenant, record.input_file_id)))
+        requests = file.lines or 1
+    except errors.NotFound:  # deleted while the job runs: the plan will tell
+        requests = 1
+    tokens = (store.size(record.input_key) or 0) // BYTES_PER_TOKEN
+    ledger.tenants.reserve(record.tenant, record.id, requests, tokens, None, None)
 
 
 def _catch_up(job: Job, ledger: Ledger, store: ObjectStore) -> None:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from threading import Lock
 from typing import Any
 
@@ -16,6 +17,8 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 10.0
 PLANS_AT_ONCE = 2
 """They share one interpreter: more of them make none faster, and who comes next waits for all."""
+TENANTS_AT_ONCE = 6
+"""So many plans run when all beyond the first two are of other tenants, who are not to wait for those."""
 PLAN_ATTEMPTS = 5
 """A plan whose worker vanished this often fails its job: something in its input ends processes."""
 
@@ -28,23 +31,20 @@ class Control:
     ) -> None:
         self._settings, self._ledger, self._store, self._on_fed = settings, ledger, store, on_fed
         self._held: dict[str, Unit] = {}
-        self._lock = Lock()
+        self._lock, self._planners = Lock(), Lock()
 
     def warm(self) -> None:
         """Load the tokenizers of the served models, so that the first plan does not wait for imports."""
         for name in self._settings.models:
             self._tokenizer(name)
 
-    def run_unit(self, kind: str | None = None, job_id: str | None = None) -> bool:
+    def run_unit(
+        self, kind: str | None = None, job_id: str | None = None, besides: str | None = None
+    ) -> bool:
         """Claim and run one unit that is due; False if there is none, or no more plans may run here."""
-        full = self._planning() >= PLANS_AT_ONCE
-        if full and kind == "plan":
-            return False
-        unit = self._ledger.claim_unit(kind, job_id, besides="plan" if full else None)
+        unit = self._claim(kind, job_id, besides)
         if unit is None:
             return False
-        with self._lock:
-            self._held[unit.token] = unit
         try:
             self._run(unit)
         except errors.LeaseLost:
@@ -59,9 +59,21 @@ class Control:
                 del self._held[unit.token]
         return True
 
-    def _planning(self) -> int:
-        with self._lock:
-            return sum(unit.kind == "plan" for unit in self._held.values())
+    def _claim(self, kind: str | None, job_id: str | None, besides: str | None) -> Unit | None:
+        # Who may get a plan looks and claims alone: of three at once, each would see too few.
+        with self._planners if kind in (None, "plan") and besides != "plan" else nullcontext():
+            with self._lock:
+                planning = [unit.job_id for unit in self._held.values() if unit.kind == "plan"]
+            if len(planning) >= TENANTS_AT_ONCE:
+                if kind == "plan":
+                    return None
+                besides = "plan"
+            unlike = planning if len(planning) >= PLANS_AT_ONCE else ()
+            unit = self._ledger.claim_unit(kind, job_id, besides=besides, unlike=unlike)
+            if unit is not None:
+                with self._lock:
+                    self._held[unit.token] = unit
+            return unit
 
     def extend(self) -> None:
         """Renew the leases of the units that run here."""

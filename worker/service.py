@@ -16,7 +16,7 @@ from jobs import errors, ids, queue, store, sweeper
 from jobs.ledger import Ledger
 from jobs.settings import Settings
 from worker import engine
-from worker.control import Control
+from worker.control import PLANS_AT_ONCE, Control
 from worker.flusher import Flusher
 from worker.held import Held
 from worker.puller import Puller
@@ -50,13 +50,19 @@ class Service:
 
     def start(self) -> None:
         """Start the threads; the model is loaded in the engine's. Returns at once."""
+        poll = self.settings.poll_seconds
         every = {
             "heartbeat": (self._heartbeat, self.settings.heartbeat_seconds, self._stopped),
             "reaper": (self._control.reap, self.settings.reap_seconds, self._stopping),
             "sweeper": (self._sweeper.turn, self._sweeper.check_seconds, self._stopping),
-            "units": (self._units, self.settings.poll_seconds / 2, self._stopping),
-            # Apart from the others, so that a long plan does not leave the engine without requests.
-            "feeder": (lambda: self._units("feed"), self.settings.poll_seconds / 4, self._stopping),
+            "units": (lambda: self._units(besides="plan"), poll / 2, self._stopping),
+            # Apart from each other, so that a long plan keeps neither the engine without requests nor a job
+            # that has run from its end. Of planners one more than a tenant may have: it is for the others.
+            **{
+                f"planner-{number}": (lambda: self._units("plan"), poll / 2, self._stopping)
+                for number in range(PLANS_AT_ONCE + 1)
+            },
+            "feeder": (lambda: self._units("feed"), poll / 4, self._stopping),
         }
         for name, (call, seconds, until) in every.items():
             Thread(target=self._repeat, args=(call, seconds, until), name=name, daemon=True).start()
@@ -194,8 +200,8 @@ class Service:
             if lost and self._puller:
                 self._puller.cancel(lease for lease in leases if lease.request.id in lost)
 
-    def _units(self, kind: str | None = None) -> None:
-        while not self._stopping.is_set() and self._control.run_unit(kind):
+    def _units(self, kind: str | None = None, besides: str | None = None) -> None:
+        while not self._stopping.is_set() and self._control.run_unit(kind, besides=besides):
             pass
 
     def _fed(self, fingerprint: str) -> None:

@@ -60,3 +60,46 @@ def test_a_worker_with_long_plans_still_takes_other_units(
         thread.join(10)
     assert control.run_unit("plan")
     assert len(begun) == PLANS_AT_ONCE + 1
+
+
+def test_a_tenant_with_long_plans_does_not_keep_another_from_its_own(
+    settings: Settings, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, done = LocalStore(tmp_path), threading.Event()
+    control = Control(settings, ledger, store, lambda _: None)
+    begun = []
+
+    def long_plan(self: plan.Planner, sink: plan.Sink) -> None:
+        begun.append(self.record.tenant)
+        done.wait(20)
+
+    monkeypatch.setattr(plan.Planner, "plan", long_plan)
+    for _ in range(PLANS_AT_ONCE + 2):
+        enter(ledger, store, "large")
+    threads = [threading.Thread(target=control.run_unit, args=("plan",)) for _ in range(PLANS_AT_ONCE + 2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(begun) == PLANS_AT_ONCE, "plans run")
+    enter(ledger, store, "small")
+    third = threading.Thread(target=control.run_unit, args=("plan",))
+    third.start()
+    wait_until(lambda: "small" in begun, "the other tenant's plan runs", 5)
+    assert not control.run_unit("plan")
+    done.set()
+    for thread in [*threads, third]:
+        thread.join(10)
+    assert begun == ["large"] * PLANS_AT_ONCE + ["small"]
+
+
+def test_units_besides_plans_are_taken_while_plans_wait(
+    settings: Settings, ledger: Ledger, tmp_path: Path
+) -> None:
+    control = Control(settings, ledger, LocalStore(tmp_path), lambda _: None)
+    enter(ledger, LocalStore(tmp_path), "one")
+    assert not control.run_unit(besides="plan")
+
+
+def enter(ledger: Ledger, store: LocalStore, tenant: str) -> None:
+    record = support.record(ids.batch_id(), tenant=tenant)
+    store.put(f"jobs/{record.id}/job.json", record.to_json())
+    ledger.create(record)

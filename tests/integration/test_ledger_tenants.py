@@ -1,7 +1,8 @@
 """Tenants take turns: who has much waiting does not keep others waiting, and nobody has more than a quota."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import redis
@@ -247,3 +248,28 @@ def test_uploads_at_once_count_each_other(ledger: Ledger) -> None:
     assert ledger.tenants.hold_bytes("t", "a", 100) == 50
     ledger.tenants.let_bytes_go("t", "a", 100)
     assert ledger.tenants.hold_bytes("t", "c", 1) == 50
+
+
+def test_a_clock_of_redis_that_is_set_back_keeps_nobody_waiting(ledger: Ledger) -> None:
+    ledger.tenants.wait_seconds("a", 60)
+    name = f"{{{support.NAMESPACE}}}:rate:a"
+    paid = float(ledger.redis.get(name))
+    ledger.redis.set(name, paid + 3600_000)  # what an hour earlier had lain a moment ahead
+    assert ledger.tenants.wait_seconds("a", 60) <= 1
+
+
+def test_a_look_at_a_tenant_with_many_jobs_is_no_long_script(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of 5,000 jobs it kept all others from Redis for half a second.
+    for _ in range(60):
+        job(ledger, "many", 1)
+    look, sizes = ledger.tenants._scripts.look, []
+
+    def counted(asked: Sequence[tuple[str, str]]) -> list[Any]:
+        sizes.append(len(asked))
+        return look(asked)
+
+    monkeypatch.setattr(ledger.tenants._scripts, "look", counted)
+    assert ledger.tenants.depth("many").models[MODEL]["queued"] == 60
+    assert max(sizes) < 60

@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -362,3 +363,19 @@ def test_a_file_name_with_line_ends_is_no_header(api: Api) -> None:
         assert "x-evil" not in got.headers
     else:
         error(answer, 400, "invalid_value")
+
+
+def test_a_body_of_many_small_values_does_not_keep_others_waiting(serve: Callable[..., Api]) -> None:
+    api = serve(max_inline_bytes=20_000_000)
+    nested = b",".join([b"{}"] * 6_000_000)
+    data = b'{"endpoint":"/v1/completions","completion_window":"24h","requests":[' + nested + b"]}"
+    waited = []
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=api.url, timeout=60) as other:
+        sent = pool.submit(api.http.post, "/v1/batches", content=data, timeout=60)
+        while not sent.done():
+            began = time.monotonic()
+            assert other.get("/healthz").status_code == 200
+            waited.append(time.monotonic() - began)
+    assert sent.result().json()["error"]["code"] == "too_many_requests"
+    # The parser itself lets nobody in between; what looks at each value does.
+    assert sum(waited) - max(waited) > max(waited)

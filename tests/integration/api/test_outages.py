@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 from openai.types import Batch
 
 from jobs import embedded
+from jobs.ledger import State
 from jobs.settings import Settings
 from tests.integration.api import serving
 from tests.integration.api.serving import Api, Hand, line, until
@@ -75,6 +77,20 @@ def test_a_redis_that_hangs_becomes_a_503_and_files_go_on(
         finally:
             os.kill(pid, signal.SIGCONT)
         until(lambda: api.http.get(f"/v1/batches/{batch_id}").status_code == 200)
+
+
+def test_accepted_jobs_that_a_full_redis_refuses_do_not_keep_others_from_their_end(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise redis.OutOfMemoryError("OOM")
+
+    monkeypatch.setattr(api.context.acceptor, "enter_waiting", full)
+    job_id = api.create("a")
+    names, client = api.context.ledger._keys, api.context.ledger.redis
+    client.hset(names.name("job", job_id), "expires_at", 1)
+    client.zadd(names.name("deadlines"), {job_id: 1000})
+    until(lambda: api.context.ledger.job(job_id).state is State.FINALIZING)  # type: ignore[union-attr]
 
 
 def test_a_batch_lives_on_an_s3_store(settings: Settings, seaweedfs: embedded.SeaweedServer) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import redis
 
+from jobs import errors, recover
 from jobs.settings import Quota
 from tests.integration.api.serving import Api, Hand, line
 
@@ -141,3 +143,75 @@ def test_the_queue_view_shows_what_is_the_tenants(serve: Serve) -> None:
     create(api, "a", "b")
     assert api.http.get("/v1/queue").json()["control"] == 1
     assert api.context.ledger.tenants.depth("other").control == 0
+
+
+def test_what_is_refused_for_its_bytes_takes_no_place(serve: Serve) -> None:
+    api = serve(quotas={"*": Quota(open_requests=5, file_bytes=2000)})
+    answer = create(api, *(letter * 400 for letter in "wxyz"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "quota_exceeded")
+    assert create(api, "a", "b").status_code == 200
+
+
+def test_what_is_refused_for_its_bytes_spends_no_idempotency_key(serve: Serve) -> None:
+    api = serve(quotas={"*": Quota(file_bytes=500)})
+    key = {"Idempotency-Key": "k"}
+    assert create(api, "x" * 900, **key).status_code == 400
+    assert list(api.context.store.list("idempotency/")) == []
+    assert create(api, "a", **key).status_code == 200
+
+
+def test_an_input_that_is_stored_again_counts_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The race: the API ended after it had stored the requests, and before the job's record.
+    api = serve(quotas={"*": Quota(file_bytes=200)})
+    key = {"Idempotency-Key": "k"}
+    with monkeypatch.context() as patch:
+        patch.setattr(api.context.acceptor, "_write_record", _fail_after(api.context.acceptor._stored))
+        assert create(api, "a", **key).status_code == 503
+    assert len(api.http.get("/v1/files").json()["data"]) == 1
+    assert create(api, "a", **key).status_code == 200
+
+
+def _fail_after(step: Callable[..., Any]) -> Callable[..., Any]:
+    def fail(tenant: str, new: Any, job_id: str, key: str, given: Any) -> None:
+        step(tenant, job_id, given)
+        raise errors.Unavailable("ended")
+
+    return fail
+
+
+def test_jobs_that_redis_lost_count_before_they_are_planned_again(serve: Serve) -> None:
+    api = serve(quotas={"*": Quota(open_requests=5)}, reap_seconds=3600)
+    inline_job = create(api, "a", "b").json()["id"]
+    api.create("c", "d")
+    hand = Hand(api.context, inline_job, 2)
+    hand.begin()
+    hand.part((0, "a", False))
+    api.context.ledger.redis.flushall()
+    recover.recover(api.context.ledger, api.context.store)
+    refused(create(api, "e", "f", "g"), "open_requests")
+    assert create(api, "e", "f").status_code == 200
+    assert recover.recover(api.context.ledger, api.context.store) == []
+    refused(create(api, "g"), "open_requests")
+
+
+def test_a_file_that_is_stored_is_a_success_though_redis_goes_away(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = serve(quotas={"*": Quota(file_bytes=5000)})
+
+    def away(*_: object) -> None:
+        raise redis.ConnectionError("away")
+
+    monkeypatch.setattr(api.context.ledger.tenants, "let_bytes_go", away)
+    answer = api.http.post("/v1/files", files={"file": ("a", b"x")}, data={"purpose": "batch"})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("quota", [Quota(open_requests=2), Quota(file_bytes=400)])
+def test_equal_creates_at_once_do_not_refuse_each_other(serve: Serve, quota: Quota) -> None:
+    api = serve(quotas={"*": quota})
+    with ThreadPoolExecutor(10) as pool:
+        key = {"Idempotency-Key": "k"}
+        answers = list(pool.map(lambda _: create(api, "a", "b", **key), range(10)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["id"] for answer in answers}) == 1

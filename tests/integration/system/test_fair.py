@@ -78,3 +78,25 @@ def test_a_tenant_with_much_queued_delays_another_by_a_few_groups(
         one.api.context.batches.cancel("large", job_id)
     wait_until(lambda: one.ledger.depth().control == 0, "all cancelled", 120)
     one.left_nothing()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_tenant_whose_jobs_are_being_planned_delays_another_by_a_few_groups(
+    system: Callable[..., System],
+) -> None:
+    # The race: the plans keep the worker's threads, so the other's neither begins nor is finalized meanwhile.
+    one = system(faults=("slow:0.3",), max_running=RUNNING, lease_seconds=10)
+    one.start_worker().wait_serving()
+    large = [submitted(one, "large", 50_000, "word " * 60) for _ in range(4)]
+    wait_until(lambda: done(one, "large", large) > RUNNING, "running", 300)
+    before = done(one, "large", large)
+    small = submitted(one, "small", 10)
+    wait_until(lambda: one.api.context.batches.get("small", small).status == "completed", "small done", 60)
+    others = done(one, "large", large) - before
+    assert not all(one.ledger.job(job_id).planned for job_id in large)
+    assert others <= 20 * RUNNING, f"{others} requests of the other tenant came first"
+    for job_id in large:
+        one.api.context.batches.cancel("large", job_id)
+    wait_until(lambda: one.ledger.depth().control == 0, "all cancelled", 120)
+    one.left_nothing()
