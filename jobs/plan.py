@@ -24,10 +24,13 @@ from jobs.tokens import Tokenizer
 from jobs.window import Window
 
 MAX_ERRORS = 1000
-Rendered = str | errors.ParameterRefused | None
 BATCH = 256
 BATCH_BYTES = 8_000_000
 """Requests rendered and tokenized together, and the bytes of their lines. Few of these are in memory."""
+
+
+_Rendered = str | errors.ParameterRefused | None
+"""What a request's chat became; None: it has none."""
 
 
 class Sink(Protocol):
@@ -189,7 +192,7 @@ class Planner:
             return results.refused(self.record.id, row, line.custom_id, error)
 
     def _prepare(
-        self, read: list[_Read | ResultRow], texts: list[Rendered], tokenizer: Tokenizer
+        self, read: list[_Read | ResultRow], texts: list[_Rendered], tokenizer: Tokenizer
     ) -> tuple[list[Prepared | PreparedInputs], list[ResultRow]]:
         """Return the good requests of a batch, and the rows of the refused ones."""
         good: list[Prepared | PreparedInputs] = []
@@ -223,7 +226,7 @@ class Planner:
         self.store.put(name, b"".join(request.to_json() + b"\n" for request in requests))
 
 
-def _render(read: list[_Read | ResultRow], tokenizer: Tokenizer) -> list[Rendered]:
+def _render(read: list[_Read | ResultRow], tokenizer: Tokenizer) -> list[_Rendered]:
     chats = [one.chat if isinstance(one, _Read) else None for one in read]
     texts = iter(tokenizer.template.render_all([one for one in chats if one is not None]))
     return [None if one is None else next(texts) for one in chats]

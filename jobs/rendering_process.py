@@ -10,6 +10,7 @@ Run by its path, so that it imports nothing of Longhaul.
 
 import datetime
 import json
+import os
 import resource
 import signal
 import sys
@@ -57,8 +58,8 @@ def _answered(templates: list[str], function: str, template: int, *arguments: An
 
     try:
         return orjson.dumps([_FUNCTIONS[function](templates[template], *arguments), None])
-    except MemoryError:  # another call may have taken it
-        sys.exit(NO_MEMORY)
+    except MemoryError:  # another call may have taken it: the next process has all
+        os._exit(NO_MEMORY)
     except Exception as error:  # the template's own
         reason = (str(error).strip() or type(error).__name__)[:1000]
         return orjson.dumps([None, reason.encode(errors="replace").decode()])

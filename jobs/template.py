@@ -134,10 +134,15 @@ class ChatTemplate:
             "tools": tools,
             "documents": None,
             "add_generation_prompt": chat.generation_prompt and not chat.continue_final,
-            **self._tokenizer.special_tokens_map,
+            **self._special,
             **(chat.variables or {}),
         }
         return rendering.Call(self._chosen(tools), chat.messages, chat.continue_final, given)
+
+    @cached_property
+    def _special(self) -> dict[str, Any]:
+        """The special tokens; a tokenizer gathers them each time it is asked."""
+        return dict(self._tokenizer.special_tokens_map)
 
     def _chosen(self, tools: Any) -> str:
         source = self._tokenizer.chat_template
