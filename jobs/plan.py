@@ -12,19 +12,25 @@ from itertools import chain
 from typing import Any, Protocol
 
 from jobs import bodies, checks, errors, lines, results, schema, values
-from jobs.prepare import encode, prepare
+from jobs.bodies.base import Body
+from jobs.prepare import chat, encode, prepare
 from jobs.prepared import Prepared, PreparedInputs
 from jobs.records import JobRecord, PlannedRequest, ResultRow
 from jobs.scratch import Scratch
 from jobs.settings import Settings
 from jobs.store import ObjectStore
+from jobs.template import Chat
 from jobs.tokens import Tokenizer
 from jobs.window import Window
 
 MAX_ERRORS = 1000
 BATCH = 256
 BATCH_BYTES = 8_000_000
-"""Requests tokenized together, and the bytes of their lines: no more of the input is in memory."""
+"""Requests rendered and tokenized together, and the bytes of their lines. Few of these are in memory."""
+
+
+_Rendered = str | errors.ParameterRefused | None
+"""What a request's chat became; None: it has none."""
 
 
 class Sink(Protocol):
@@ -52,6 +58,16 @@ class InvalidInput(Exception):
     def __init__(self, found: list[schema.LineError]) -> None:
         super().__init__(f"{len(found)} errors")
         self.errors = found
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A request whose body is valid, and its chat."""
+
+    row: int
+    custom_id: str
+    body: Body
+    chat: Chat | None
 
 
 @dataclass(frozen=True)
@@ -148,30 +164,49 @@ class Planner:
             yield batch
 
     def _fill(self, window: Window, first: int, tokenizer: Tokenizer, sink: Sink) -> None:
-        """Put the window's requests into it. A batch is tokenized while the next one is rendered."""
-        with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as thread:
+        """Put the window's requests into it. While a batch is read, others are rendered and tokenized."""
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="renderer") as renderer,
+            ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as encoder,
+        ):
+            read: list[_Read | ResultRow] = []
             good: list[Prepared | PreparedInputs] = []
-            encoded = thread.submit(encode, good, tokenizer)
-            for batch in chain(self._batches(first), [[]]):
-                ahead, refused = self._prepare(batch, tokenizer)
-                encoded_ahead = thread.submit(encode, ahead, tokenizer)
+            rendered = renderer.submit(_render, read, tokenizer)
+            encoded = encoder.submit(encode, good, tokenizer)
+            for batch in chain(self._batches(first), [[], []]):
+                read_ahead = [self._read(row, line, tokenizer) for row, line in batch]
+                rendered_ahead = renderer.submit(_render, read_ahead, tokenizer)
+                ahead, refused = self._prepare(read, rendered.result(), tokenizer)
+                encoded_ahead = encoder.submit(encode, ahead, tokenizer)
                 refused += self._admit(window, good, encoded.result(), tokenizer)
                 sink.refuse(refused)
-                good, encoded = ahead, encoded_ahead
+                read, rendered, good, encoded = read_ahead, rendered_ahead, ahead, encoded_ahead
+
+    def _read(self, row: int, line: checks.InputLine, tokenizer: Tokenizer) -> _Read | ResultRow:
+        try:
+            if line.refusal:
+                raise errors.ParameterRefused(line.refusal, param=line.param)
+            body = bodies.read(self.record.endpoint, line.body)
+            return _Read(row, line.custom_id, body, chat(body, tokenizer))
+        except errors.ParameterRefused as error:
+            return results.refused(self.record.id, row, line.custom_id, error)
 
     def _prepare(
-        self, batch: list[tuple[int, checks.InputLine]], tokenizer: Tokenizer
+        self, read: list[_Read | ResultRow], texts: list[_Rendered], tokenizer: Tokenizer
     ) -> tuple[list[Prepared | PreparedInputs], list[ResultRow]]:
-        """Return the good requests of a batch, rendered, and the rows of the refused ones."""
-        good, refused = [], []
-        for row, line in batch:
-            try:
-                if line.refusal:
-                    raise errors.ParameterRefused(line.refusal, param=line.param)
-                body = bodies.read(self.record.endpoint, line.body)
-                good.append(prepare(row, line.custom_id, body, tokenizer))
-            except errors.ParameterRefused as error:
-                refused.append(results.refused(self.record.id, row, line.custom_id, error))
+        """Return the good requests of a batch, and the rows of the refused ones."""
+        good: list[Prepared | PreparedInputs] = []
+        refused: list[ResultRow] = []
+        for one, text in zip(read, texts, strict=True):
+            if isinstance(one, ResultRow):
+                refused.append(one)
+            elif isinstance(text, errors.ParameterRefused):
+                refused.append(results.refused(self.record.id, one.row, one.custom_id, text))
+            else:
+                try:
+                    good.append(prepare(one.row, one.custom_id, one.body, text, tokenizer))
+                except errors.ParameterRefused as error:
+                    refused.append(results.refused(self.record.id, one.row, one.custom_id, error))
         return good, refused
 
     def _admit(
@@ -189,6 +224,12 @@ class Planner:
 
     def _write(self, name: str, requests: list[PlannedRequest]) -> None:
         self.store.put(name, b"".join(request.to_json() + b"\n" for request in requests))
+
+
+def _render(read: list[_Read | ResultRow], tokenizer: Tokenizer) -> list[_Rendered]:
+    chats = [one.chat if isinstance(one, _Read) else None for one in read]
+    texts = iter(tokenizer.template.render_all([one for one in chats if one is not None]))
+    return [None if one is None else next(texts) for one in chats]
 
 
 def _unique(seen: Scratch, request: checks.InputLine) -> None:

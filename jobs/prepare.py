@@ -1,4 +1,7 @@
-"""Make of a request's body what is planned: a prompt, rendered and encoded, and parameters."""
+"""Make of a request's body what is planned: a prompt, rendered and encoded, and parameters.
+
+Of many: `chat` of each, all are rendered together, `prepare` with the text of each, all are encoded together.
+"""
 
 from typing import Any
 
@@ -10,19 +13,38 @@ from jobs.bodies.embedding import EmbeddingBody
 from jobs.bodies.generation import GenerationBody
 from jobs.bodies.message import OF_ANSWERS
 from jobs.prepared import Prepared, PreparedInputs
-from jobs.template import ChatTemplate
+from jobs.template import Chat, ChatTemplate
 from jobs.tokens import Tokenizer
 
 
-def prepare(row: int, custom_id: str, body: Body, tokenizer: Tokenizer) -> Prepared | PreparedInputs:
-    """Render a body into a prompt; raises ParameterRefused."""
+def chat(body: Body, tokenizer: Tokenizer) -> Chat | None:
+    """Return the chat of a body, to be rendered for `prepare`; None: it has none. Raises ParameterRefused."""
+    if isinstance(body, GenerationBody) and body.logit_bias:
+        _in_vocabulary(body.logit_bias[-1][0], "logit_bias", tokenizer)
+    if not isinstance(body, ChatBody):
+        return None
+    _known_to(tokenizer.template, body)
+    variables = body.chat_template_kwargs
+    if body.reasoning_effort is not None:
+        variables = variables | {"reasoning_effort": body.reasoning_effort}
+    return Chat(
+        [message.plain() for message in body.messages],
+        tools=body.offered,
+        variables=variables,
+        continue_final=body.continue_final_message,
+        generation_prompt=body.add_generation_prompt is not False,
+    )
+
+
+def prepare(
+    row: int, custom_id: str, body: Body, text: str | None, tokenizer: Tokenizer
+) -> Prepared | PreparedInputs:
+    """Make a prompt and parameters of a body and `text`, its rendered chat; raises ParameterRefused."""
     if isinstance(body, EmbeddingBody):
         return _inputs(row, custom_id, body, tokenizer)
-    assert isinstance(body, GenerationBody)
-    if body.logit_bias:
-        _in_vocabulary(body.logit_bias[-1][0], "logit_bias", tokenizer)
     if isinstance(body, ChatBody):
-        text, params = _chat(body, tokenizer.template)
+        assert text is not None
+        params = _params(body, text, tokenizer.template)
         return Prepared(row, custom_id, text, True, params, body.truncate_prompt_tokens)
     assert isinstance(body, CompletionBody)
     if isinstance(body.prompt, list):
@@ -48,19 +70,8 @@ def encode(requests: list[Prepared | PreparedInputs], tokenizer: Tokenizer) -> l
     ]
 
 
-def _chat(body: ChatBody, template: ChatTemplate) -> tuple[str, dict[str, Any]]:
-    """Return the rendered chat, and parameters with what follows from the template."""
-    _known_to(template, body)
-    variables = body.chat_template_kwargs
-    if body.reasoning_effort is not None:
-        variables = variables | {"reasoning_effort": body.reasoning_effort}
-    text = template.render(
-        [message.plain() for message in body.messages],
-        tools=body.offered,
-        variables=variables,
-        continue_final=body.continue_final_message,
-        generation_prompt=body.add_generation_prompt is not False,
-    )
+def _params(body: ChatBody, text: str, template: ChatTemplate) -> dict[str, Any]:
+    """Return a chat's parameters with what follows from the template, and from the text it made."""
     continued = body.messages[-1].content if body.continue_final_message else None
     reasoning = template.reasoning(text, continued)
     params, answer = body.params(), _answer(body, template, reasoning)
@@ -77,7 +88,7 @@ def _chat(body: ChatBody, template: ChatTemplate) -> tuple[str, dict[str, Any]]:
         )
         if grammar is not None:
             params["grammar"] = grammar
-    return text, params
+    return params
 
 
 def _known_to(template: ChatTemplate, body: ChatBody) -> None:

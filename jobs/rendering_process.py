@@ -1,4 +1,7 @@
-"""The process that renders chat templates: one JSON line in, one out, with little memory, time and rights.
+"""The process that renders chat templates: JSON lines in and out, with little memory, time and rights.
+
+A batch is a line `[number of calls, templates]`, and for each call a line `[function, index of its template,
+arguments...]`, which a line `[value, error]` answers.
 
 A template is a program of the model's author, run on what users send. Jinja's sandbox keeps it from Python's
 internals, but not from `'x' * 10**10` or loops in loops; the kernel does, and ends this process and no other.
@@ -7,15 +10,20 @@ Run by its path, so that it imports nothing of Longhaul.
 
 import datetime
 import json
+import os
 import resource
 import signal
 import sys
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 MOST_BYTES = 1 << 30
 MOST_CHARACTERS = 50_000_000
+BUFFER_BYTES = 1 << 20
+NO_MEMORY = 3
+"""The status of a process that ended since it had no memory."""
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -32,18 +40,29 @@ def main(cpu_seconds: float) -> None:
         (resource.RLIMIT_NOFILE, 16),
     ):
         resource.setrlimit(limit, (most, most))
-    for line in sys.stdin.buffer:
-        # Its signal is not handled: when the time is over, the kernel ends the process, whatever it does.
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        try:
-            function, arguments = orjson.loads(line)
-            answer = orjson.dumps({"value": _FUNCTIONS[function](**arguments)})
-        except Exception as error:  # the template's own, or no memory
-            reason = (str(error).strip() or type(error).__name__)[:1000]
-            answer = orjson.dumps({"error": reason.encode(errors="replace").decode()})
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.buffer.write(answer + b"\n")
-        sys.stdout.buffer.flush()
+    with open(0, "rb", BUFFER_BYTES) as source, open(1, "wb", BUFFER_BYTES) as target:
+        while header := source.readline():
+            calls, templates = orjson.loads(header)
+            # All are read before one is answered: who asks does not listen until then.
+            for line in list(islice(source, calls)):
+                # Its signal is not handled: when the time is over, the kernel ends the process in any case.
+                signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+                answer = _answered(templates, *orjson.loads(line))
+                signal.setitimer(signal.ITIMER_PROF, 0)
+                target.write(answer + b"\n")
+            target.flush()
+
+
+def _answered(templates: list[str], function: str, template: int, *arguments: Any) -> bytes:
+    import orjson
+
+    try:
+        return orjson.dumps([_FUNCTIONS[function](templates[template], *arguments), None])
+    except MemoryError:  # another call may have taken it: the next process has all
+        os._exit(NO_MEMORY)
+    except Exception as error:  # the template's own
+        reason = (str(error).strip() or type(error).__name__)[:1000]
+        return orjson.dumps([None, reason.encode(errors="replace").decode()])
 
 
 def variables(template: str) -> list[str]:

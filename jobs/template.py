@@ -1,6 +1,8 @@
 """A model's chat template: rendering with it, and what can be seen of the formats it uses."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +25,17 @@ _GIVEN = {"raise_exception", "strftime_now"}
 _PROBE = "longhaul_probe"
 _PROBE_ID = "123456789"
 """Mistral's templates take no other length."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A chat to render. `tools` are None or empty if there are none; `variables` are the request's own."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    variables: dict[str, Any] | None = None
+    continue_final: bool = False
+    generation_prompt: bool = True
 
 
 class ChatTemplate:
@@ -88,47 +101,48 @@ class ChatTemplate:
             return "open" if continued.rfind(_OPEN) > continued.rfind(_CLOSE) else "closed"
         return "open" if rendered.rstrip().endswith(_OPEN) else "closed"
 
-    def render(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        variables: dict[str, Any] | None = None,
-        continue_final: bool = False,
-        generation_prompt: bool = True,
-    ) -> str:
-        """Return the prompt of a chat; raises ParameterRefused with the template's words."""
+    def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """Return the prompt of a chat (options as in Chat); raises ParameterRefused."""
+        (found,) = self.render_all([Chat(messages, **options)])
+        if isinstance(found, errors.ParameterRefused):
+            raise found
+        return found
+
+    def render_all(self, chats: Sequence[Chat]) -> list[str | errors.ParameterRefused]:
+        """Return the prompt of each chat, or that it is refused, with the template's words."""
+        calls = [self._call(chat) for chat in chats]
+        made = iter(rendering.shared.render_all([call for call in calls if isinstance(call, rendering.Call)]))
+        found = [next(made) if isinstance(call, rendering.Call) else call for call in calls]
+        # A template is a program of the model's author: whatever it raises is the line's.
+        return [_refused(one) if isinstance(one, rendering.RenderFailed) else one for one in found]
+
+    def _call(self, chat: Chat) -> rendering.Call | rendering.RenderFailed | errors.ParameterRefused:
         if not self.text:
-            raise errors.ParameterRefused(
+            return errors.ParameterRefused(
                 "This model has no chat template: use /v1/completions.", param="messages"
             )
-        messages = [self._with_calls(message, index) for index, message in enumerate(messages)]
         try:
-            return self._apply(
-                messages, tools or None, generation_prompt and not continue_final, continue_final, variables
-            )
-        # A template is a program of the model's author: whatever it raises is the line's.
-        except rendering.RenderFailed as error:
-            reason = str(error).split("\n")[0][:_MOST_CHARACTERS]
-            message = f"The chat template refused the messages: {reason}"
-            raise errors.ParameterRefused(message, param="messages") from None
+            messages = [self._with_calls(message, index) for index, message in enumerate(chat.messages)]
+            return self._given(replace(chat, messages=messages))
+        except (errors.ParameterRefused, rendering.RenderFailed) as error:
+            return error
 
-    def _apply(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
-        generation_prompt: bool = True,
-        continue_final: bool = False,
-        variables: dict[str, Any] | None = None,
-    ) -> str:
+    def _given(self, chat: Chat) -> rendering.Call:
+        """Return what the template is given, as transformers gives it."""
+        tools = chat.tools or None
         given = {
             "tools": tools,
             "documents": None,
-            "add_generation_prompt": generation_prompt,
-            **self._tokenizer.special_tokens_map,
-            **(variables or {}),
+            "add_generation_prompt": chat.generation_prompt and not chat.continue_final,
+            **self._special,
+            **(chat.variables or {}),
         }
-        return rendering.shared.render(self._chosen(tools), messages, continue_final, given)
+        return rendering.Call(self._chosen(tools), chat.messages, chat.continue_final, given)
+
+    @cached_property
+    def _special(self) -> dict[str, Any]:
+        """The special tokens; a tokenizer gathers them each time it is asked."""
+        return dict(self._tokenizer.special_tokens_map)
 
     def _chosen(self, tools: Any) -> str:
         source = self._tokenizer.chat_template
@@ -156,8 +170,11 @@ class ChatTemplate:
         shown: list[type | None] = []
         for kind, form in ((dict, f'"{_PROBE}": 1'), (str, f'{{"{_PROBE}":1}}')):
             try:
-                text = self._apply(_probe(kind))
-            except rendering.RenderFailed:  # this template wants them otherwise, or refuses more than that
+                call = self._given(Chat(_probe(kind)))
+            except rendering.RenderFailed:  # none of its templates is for this
+                return dict
+            (text,) = rendering.shared.render_all([call])
+            if isinstance(text, rendering.RenderFailed):  # it wants them otherwise, or refuses more than that
                 continue
             if form in text:
                 return kind
@@ -190,6 +207,11 @@ def read(path: str) -> str:
         reason = error.strerror if isinstance(error, OSError) else error
         raise errors.SettingsError(f"The chat template {path} cannot be read: {reason}.") from None
     return text
+
+
+def _refused(error: rendering.RenderFailed) -> errors.ParameterRefused:
+    reason = str(error).split("\n")[0][:_MOST_CHARACTERS]
+    return errors.ParameterRefused(f"The chat template refused the messages: {reason}", param="messages")
 
 
 def _probe(kind: type) -> list[dict[str, Any]]:

@@ -124,7 +124,11 @@ def rendered_by(tokenizer: tokens.Tokenizer) -> Callable[[Any], bool]:
         if not isinstance(body, dict) or lines.fault({"body": body}):
             return False
         try:
-            ready = prepare.prepare(0, "a", bodies.read("/v1/chat/completions", body), tokenizer)
+            checked = bodies.read("/v1/chat/completions", body)
+            (text,) = tokenizer.template.render_all([prepare.chat(checked, tokenizer)])  # type: ignore[list-item]
+            if isinstance(text, errors.ParameterRefused):
+                raise text
+            ready = prepare.prepare(0, "a", checked, text, tokenizer)
         except errors.ParameterRefused as refused:
             strict(refused.body())
             return False

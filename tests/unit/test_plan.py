@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs import bodies, errors, ids, plan
+from jobs import bodies, errors, ids, plan, rendering
 from jobs.bodies import chat as body_chat
+from jobs.records import ResultRow
 from tests.unit import planning
 from tests.unit.planning import Planned, Planning, line
 from worker import translate
@@ -320,6 +321,59 @@ def test_a_batch_holds_few_bytes_however_long_the_lines(
     found = planned(b"".join(line(f"r{n}", "x" * 400) for n in range(7)))
     assert sizes == [2, 2, 2, 1]
     assert _once(found) == list(range(7))
+
+
+HARMFUL = """
+{%- set said = messages[0].content %}
+{%- if said == "memory" %}{{ "x" * 10**10 }}{% endif %}
+{%- if said == "time" %}
+{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}{% endif %}
+{%- if said == "error" %}{{ raise_exception("no") }}{% endif %}
+{{- said }}"""
+
+
+def test_of_the_lines_of_a_plan_only_those_that_end_the_rendering_are_refused(
+    tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "harmful.jinja"
+    path.write_text(HARMFUL)
+    renderer = rendering.Renderer(cpu_seconds=0.5)
+    monkeypatch.setattr(rendering, "shared", renderer)
+    planned = Planning(tmp_path, tokenizer_dir, chat_template=str(path))
+    harms = {0: "error", 3: "memory", 255: "time", 300: "time", 301: "memory", 599: "memory"}
+    found = planned(b"".join(line(f"r{row}", harms.get(row, f"{row}")) for row in range(600)))
+    renderer.close()
+    assert {row.row: harms[row.row] for row in found.refused} == harms
+    assert [row.row for row in found.refused] == sorted(harms)
+    assert _once(found) == list(range(600))
+    decode = planned.tokenizer().decode
+    assert all(decode(request.prompt_ids) == f"{request.row}" for request in found.requests)
+
+
+def test_refusals_come_batch_by_batch_before_their_window_is_released(
+    planned: Planning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "BATCH", 2)
+    wrong: dict[int, dict[str, Any]] = {
+        **{row: {"temperature": 99} for row in (0, 4, 7)},
+        **{row: {"max_tokens": 9999} for row in (1, 2, 5, 8)},  # known when they are tokenized
+    }
+    told: list[Any] = []
+
+    class Told(Planned):
+        def refuse(self, rows: list[ResultRow]) -> None:
+            told.extend(row.row for row in rows)
+
+        def release(self, shards: list[str], planned: int, tokens: int) -> None:
+            told.append("released")
+
+    data = b"".join(line(f"r{row}", f"{row}", **wrong.get(row, {})) for row in range(10))
+    planned.store.put("input.jsonl", io.BytesIO(data))
+    settings = planned.settings(plan_window_requests=6)
+    plan.Planner(planning.record(), settings, planned.store, planned.tokenizer, "jobs/j/").plan(
+        Told(planned.store)
+    )
+    assert told == [0, 1, 4, 2, 5, "released", 7, 8, "released"]
 
 
 def test_a_model_that_cannot_be_loaded_says_so_before_anything_is_released(planned: Planning) -> None:

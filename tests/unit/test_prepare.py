@@ -54,6 +54,17 @@ def test_what_the_template_would_not_look_at_is_refused(
     assert _refusal(planned(line("a", **body)))[0] == param
 
 
+def test_the_first_fault_of_a_body_is_the_one_it_is_refused_for(planned_with: With) -> None:
+    twice = {"role": "assistant", "tool_calls": CALLED["tool_calls"] * 2}
+    wrong = {"messages": [{"role": "user", "content": "x"}, twice]}
+    data = line("bias", logit_bias={"99999": 1}, reasoning_effort="low", **wrong)
+    data += line("unknown", reasoning_effort="low", **wrong) + line("refused", **wrong) + line("good")
+    found = planned_with("llama3")(data)
+    params = {name: error["param"] for name, error in found.refusals().items()}
+    assert params == {"bias": "logit_bias", "unknown": "reasoning_effort", "refused": "messages"}
+    assert found.named("good").row == 3
+
+
 def test_tools_that_must_not_be_called_need_no_format(planned: Planning) -> None:
     found = planned(line("a", tools=[TOOL], tool_choice="none", temperature=0) + line("b", temperature=0))
     assert found.requests[0].followers == [[1, "b"]]

@@ -201,6 +201,84 @@ def test_many_threads_render_at_once(renderer: rendering.Renderer) -> None:
     assert len(renderer._idle) <= 4
 
 
+HARMFUL = """
+{%- if harm == "memory" %}{{ "x" * 10**10 }}{% endif %}
+{%- if harm == "time" %}
+{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}{% endif %}
+{%- if harm == "error" %}{{ raise_exception("no " ~ n) }}{% endif %}
+{%- if harm == "work" %}{% for a in range(99) %}{% for b in range(9999) %}{% endfor %}{% endfor %}{% endif %}
+{{- n }}"""
+
+
+def _batch(renderer: rendering.Renderer, *harms: Any) -> list[str]:
+    """Render one chat for each harm; give the texts and the errors."""
+    calls = [
+        rendering.Call(HARMFUL, ASK, False, {"harm": harm, "n": number}) for number, harm in enumerate(harms)
+    ]
+    return [str(found) for found in renderer.render_all(calls)]
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        ("memory", "it took more than 1024 MiB of memory"),
+        ("time", "it took more than 1 s of computing"),
+        ("error", "no 100"),
+    ],
+)
+def test_of_a_batch_only_the_guilty_line_is_refused(
+    renderer: rendering.Renderer, harm: str, message: str
+) -> None:
+    harms = [None] * 256
+    harms[100] = harm
+    found = _batch(renderer, *harms)
+    assert found[100] == message
+    assert [text for number, text in enumerate(found) if number != 100] == [
+        str(number) for number in range(256) if number != 100
+    ]
+
+
+def test_of_a_batch_each_guilty_line_is_refused_for_its_own_reason(renderer: rendering.Renderer) -> None:
+    found = _batch(renderer, "error", "time", None, "memory", "error", "memory", None)
+    assert [found[2], found[6]] == ["2", "6"]
+    assert [found[0], found[4]] == ["no 0", "no 4"]
+    assert "computing" in found[1]
+    assert "memory" in found[3]
+    assert "memory" in found[5]
+    assert _batch(renderer, *["error"] * 300) == [f"no {number}" for number in range(300)]
+
+
+def test_each_line_of_a_batch_has_its_own_time() -> None:
+    renderer = rendering.Renderer(cpu_seconds=0.4)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert _batch(renderer, *["work"] * 30) == [str(number) for number in range(30)]
+    assert len(renderer._idle) == 1  # none was ended
+    renderer.close()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime > 0.4
+
+
+def test_what_nests_too_deeply_fails_alone_in_a_batch(renderer: rendering.Renderer) -> None:
+    deep: Any = []
+    for _ in range(900):
+        deep = [deep]
+    first, failed, last = _batch(renderer, None, deep, None)
+    assert (first, last) == ("0", "2")
+    assert "Recursion" in failed
+
+
+def test_a_batch_larger_than_any_pipe_arrives(renderer: rendering.Renderer) -> None:
+    texts = [f"{number}" * 100_000 for number in range(50)]
+    calls = [rendering.Call("{{ n }}", [], False, {"n": text}) for text in texts]
+    assert renderer.render_all(calls) == texts
+
+
+def test_a_batch_has_several_templates(renderer: rendering.Renderer) -> None:
+    calls = [rendering.Call(text, [], False, {"n": n}) for n, text in enumerate(["a{{ n }}", "b{{ n }}"] * 2)]
+    assert renderer.render_all(calls) == ["a0", "b1", "a2", "b3"]
+    assert renderer.render_all([]) == []
+
+
 def test_values_arrive_as_they_are(renderer: rendering.Renderer) -> None:
     given = {"a": [1, 2.5, None, True, "\u2028\n\0"], "z": {"b": -(2**63)}}
     assert json.loads(render(renderer, "{{ given|tojson }}", given=given)) == given

@@ -242,6 +242,27 @@ def test_what_a_template_raises_is_the_requests_fault(text: str, words: str) -> 
     assert len(str(refused.value)) < 400
 
 
+def test_many_chats_are_rendered_in_their_order_each_with_its_own_refusal(
+    llama: template.ChatTemplate,
+) -> None:
+    said = template.Chat([*ASK, {"role": "assistant", "content": "Rain, I"}], continue_final=True)
+    twice = template.Chat([ASK[1], _call("{}") | {"tool_calls": [_call("{}")["tool_calls"][0]] * 2}])
+    chats = [template.Chat(ASK), twice, said, template.Chat(ASK, tools=TOOLS), twice]
+    found = llama.render_all(chats)
+    assert [isinstance(one, errors.ParameterRefused) for one in found] == [False, True, False, False, True]
+    assert found[0] == llama.render(ASK)
+    assert str(found[2]).endswith("Rain, I")
+    assert found[3] == llama.render(ASK, tools=TOOLS)
+
+
+def test_of_many_chats_only_those_with_calls_need_them_to_be_shown() -> None:
+    plain = template.ChatTemplate(Plain("{{ messages[-1].content }}"))
+    first, refused, last = plain.render_all([template.Chat(chat) for chat in (ASK, [*ASK, _call("{}")], ASK)])
+    assert first == last == ASK[1]["content"]
+    assert isinstance(refused, errors.ParameterRefused)
+    assert refused.param == "messages[2].tool_calls"
+
+
 def test_a_template_that_alternates_roles_fails_in_its_own_words(llama: template.ChatTemplate) -> None:
     twice = _call("{}") | {"tool_calls": _call("{}")["tool_calls"] * 2}
     with pytest.raises(errors.ParameterRefused, match="only supports single tool-calls"):
