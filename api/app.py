@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import batches, files, limits, metrics, queue, results, status
+from api import batches, files, limits, metrics, queue, results, status, upload
 from api import errors as shapes
 from api.context import Context
 from api.reaper import Reaper
@@ -53,6 +53,7 @@ def create_app(settings: Settings, context: Context | None = None) -> FastAPI:
         responses=shapes.RESPONSES,
     )
     app.state.context = context
+    app.state.large_bodies = asyncio.Semaphore(upload.LARGE_AT_ONCE)
     app.state.registry = metrics.registry(context.ledger)
     app.add_middleware(limits.Limits)
     app.add_middleware(metrics.Requests, registry=app.state.registry)

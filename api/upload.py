@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from jobs.files import PURPOSES
 _FORM_BYTES = 65_536
 """What boundaries, headers and the small fields of a form may take beside the file."""
 _DRAIN_SECONDS = 20
+_LARGE_BYTES = 1_000_000
+LARGE_AT_ONCE = 2
 _SLOWEST = 1000
 """Bytes a second; over the time that was spent waiting for them."""
 _MOST_LEVELS = lines.MOST_LEVELS + 2
@@ -52,8 +54,11 @@ async def upload(request: Request) -> AsyncIterator[Upload]:
         await form.close()
 
 
-async def json_body(request: Request) -> Any:
-    """Read a JSON body of bounded size; raise TooLarge or InvalidRequest."""
+async def json_body(request: Request) -> AsyncIterator[Any]:
+    """Read a JSON body of bounded size; raise TooLarge or InvalidRequest.
+
+    As values a large body takes up to fifty times its bytes, so few of them are looked at together.
+    """
     limit = of(request).settings.max_inline_bytes
     too_large = errors.TooLarge(
         what="The body (upload a file for more requests)", limit=limit, setting="LONGHAUL_MAX_INLINE_BYTES"
@@ -61,8 +66,10 @@ async def json_body(request: Request) -> Any:
     data = bytearray()
     async for chunk in _limited(request, limit, too_large):
         data += chunk
-    # In a thread: it takes seconds for a body of millions of small values, and others are to be served.
-    return await asyncio.to_thread(_parsed, data)
+    turn = request.app.state.large_bodies if len(data) > _LARGE_BYTES else nullcontext()
+    async with turn:
+        # In a thread: it takes seconds for a body of millions of small values, and others are to be served.
+        yield await asyncio.to_thread(_parsed, data)
 
 
 def _parsed(data: bytearray) -> Any:

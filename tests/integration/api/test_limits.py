@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
+import orjson
 import pytest
 
 from api.errors import ErrorBody
@@ -366,7 +367,7 @@ def test_a_file_name_with_line_ends_is_no_header(api: Api) -> None:
 
 
 def test_a_body_of_many_small_values_does_not_keep_others_waiting(serve: Callable[..., Api]) -> None:
-    api = serve(max_inline_bytes=20_000_000)
+    api = serve(max_inline_bytes=20_000_000, max_file_bytes=20_000_000, max_requests_per_job=500)
     nested = b",".join([b"{}"] * 6_000_000)
     data = b'{"endpoint":"/v1/completions","completion_window":"24h","requests":[' + nested + b"]}"
     waited = []
@@ -379,3 +380,19 @@ def test_a_body_of_many_small_values_does_not_keep_others_waiting(serve: Callabl
     assert sent.result().json()["error"]["code"] == "too_many_requests"
     # The parser itself lets nobody in between; what looks at each value does.
     assert sum(waited) - max(waited) > max(waited)
+
+
+def test_large_bodies_are_looked_at_few_at_a_time_and_all_of_them(serve: Callable[..., Api]) -> None:
+    api = serve(max_inline_bytes=20_000_000, max_file_bytes=20_000_000, max_requests_per_job=500)
+    body = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    body["requests"] = [line(f"r{n}", messages=[{"role": "user", "content": "x" * 3000}]) for n in range(500)]
+    data = orjson.dumps(body)
+    assert len(data) > 1_000_000
+    headers = {"Content-Type": "application/json"}
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(
+            pool.map(lambda _: api.http.post("/v1/batches", content=data, headers=headers), range(6))
+        )
+    assert [answer.status_code for answer in answers] == [200] * 6
+    assert api.http.post("/v1/batches", content=data[:-1], headers=headers).status_code == 400
+    assert api.http.post("/v1/batches", content=data, headers=headers).status_code == 200
