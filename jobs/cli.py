@@ -90,11 +90,11 @@ def main() -> None:
     \b
     Exit codes:
       0    done; a job that was reported on has no failed request (or still runs)
-      1    an error that the message names
+      1    an error that the message names, a full quota among them
       2    wrong usage
       3    the job ended, but some of its requests failed
       4    the job itself failed, expired or was cancelled
-      5    the server cannot be reached
+      5    the server cannot be reached, or cannot work at the moment
       130  interrupted by Ctrl-C
 
     \b

@@ -1,11 +1,17 @@
 """Real servers for the integration tests: one Redis and one SeaweedFS for the whole run."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 import redis
 
 from jobs import embedded, servers
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C heard, also where a shell started the tests in the background and so ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
