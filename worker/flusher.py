@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -30,13 +31,22 @@ class Done:
 
 
 class Flusher:
-    """One thread gathers rows into a part per job, a few write them; leases are held until rows count."""
+    """One thread gathers rows into a part per job, a few write them; leases are held until rows count.
+
+    `on_written` is called, from any thread, when some do.
+    """
 
     def __init__(
-        self, settings: Settings, ledger: Ledger, store: ObjectStore, held: Held, fingerprint: str
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        store: ObjectStore,
+        held: Held,
+        fingerprint: str,
+        on_written: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings, self._ledger, self._store, self._held = settings, ledger, store, held
-        self._fingerprint = fingerprint
+        self._fingerprint, self._on_written = fingerprint, on_written
         self._queue: SimpleQueue[Done | None] = SimpleQueue()
         self._hurry, self._abandon = Event(), Event()
         self._open: dict[str, tuple[results.Part, list[Lease]]] = {}
@@ -110,6 +120,7 @@ class Flusher:
         else:
             return
         self._held.drop(leases)
+        self._on_written()
         self.completed += len(rows) - len(refused)
         self.refused += len(refused)
         if refused:

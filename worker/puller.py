@@ -85,7 +85,8 @@ class Puller:
 
     def _claim(self) -> None:
         while not self._alone and (room := self._engine.room()) > 0:
-            idle = not self._engine.has_work
+            # A suspect may end this process, and what is finished here but not written would go with it.
+            idle = not self._engine.has_work and not len(self._held)
             with self._watchdog.paused():
                 group = self._ledger.claim(self._fingerprint, room, self._bucket, idle)
             if group is None:

@@ -145,7 +145,9 @@ class Service:
 
     def _pull(self, fingerprint: str) -> None:
         assert self._engine is not None
-        self._flusher = Flusher(self.settings, self.ledger, self.store, self._held, fingerprint)
+        self._flusher = Flusher(
+            self.settings, self.ledger, self.store, self._held, fingerprint, self._wake.set
+        )
         self._flusher.start()
         self._puller = puller = Puller(
             self._engine, self.ledger, fingerprint, self._held, self._flusher, self.name, self._watchdog

@@ -159,11 +159,11 @@ def test_a_store_that_is_away_for_a_while_stops_nothing_for_longer(faulty: Fault
 
 def test_a_wrong_secret_from_the_start_ends_both_with_one_line(faulty: FaultyStore) -> None:
     one = faulty.one
-    worker = one.start_worker(LONGHAUL_S3_SECRET_ACCESS_KEY="wrong")
+    worker = one.start_worker(LONGHAUL_S3_SECRET_ACCESS_KEY="another-secret")
     assert worker.process.wait(30) == 1
     assert "the secret access key is wrong" in worker.log
     with pytest.raises(errors.StoreUnreachable, match="the secret access key is wrong"):
-        create_app(Settings(**(one.settings.model_dump() | {"s3_secret_access_key": "wrong"})))
+        create_app(Settings(**(one.settings.model_dump() | {"s3_secret_access_key": "another-secret"})))
 
 
 @pytest.mark.timeout(300)
