@@ -69,3 +69,26 @@ def test_an_admission_that_waits_for_redis_is_no_hang(
     assert len(done) == 1
     assert not hangs
     dog.close()
+
+
+def test_a_worker_is_not_idle_while_finished_rows_are_not_written(tmp_path: Path) -> None:
+    # The race: a suspect that it is given ends the process, and what was finished before goes with it.
+    engine = EchoEngine.open(str(planning.save_tokenizer(tmp_path)), EngineConfig())
+    asked: list[bool] = []
+
+    class Asked(AwayLedger):
+        def claim(self, *wanted: object) -> Group | None:
+            asked.append(bool(wanted[3]))
+            return super().claim()
+
+    lease = Lease(planned("j:0", [1, 2]), "token", "m@0", 1, 0, 0.0)
+    flusher: Any = SimpleNamespace(put=lambda done: None, hurry=lambda: None)
+    ledger: Any = Asked([Group(128, [lease], False, 1)], times=0)
+    held, dog = Held(), Watchdog(60, lambda _: None)
+    one = puller.Puller(engine, ledger, "m@0", held, flusher, "w", dog)
+    assert one.turn()
+    asked.clear()
+    assert not one.turn()
+    held.drop([lease])
+    assert not one.turn()
+    assert asked == [False, True]
