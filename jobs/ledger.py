@@ -39,7 +39,6 @@ __all__ = [
 _REMEMBER_MS = 60_000
 _REAP_AT_ONCE = 1000
 _PATIENCE_MS = 10_000
-_PRIORITY_SPAN = 100
 
 
 class Ledger:
@@ -260,11 +259,9 @@ class Ledger:
     ) -> Group | None:
         """Lease up to `count` requests of one bucket, of the tenant that was given least before all others.
 
-        The bucket is `prefer`, unless another of that tenant waits far longer than it.
-
-        `idle`: the caller runs nothing. Only then it gets suspects, apart from others: up to `count` whose
-        worker died once, an eighth as many if two did, the rest one by one. While suspects wait, one busy
-        worker gets nothing (None), so that it becomes idle.
+        The bucket is `prefer`, unless another of that tenant waits far longer. Suspects go to callers that
+        run nothing (`idle`), apart from others: up to `count` whose worker died once, an eighth as many if
+        two did, the rest one by one. While some wait, one busy worker gets nothing, so that it becomes idle.
         """
         if count < 1:
             return None
@@ -370,7 +367,7 @@ class Ledger:
         return Depth(models, control, int(fed_bytes or 0))
 
     def _create(self, record: JobRecord, token: str, lease_ms: int) -> int:
-        priority = max(-_PRIORITY_SPAN, min(_PRIORITY_SPAN, record.priority))
+        priority = max(-100, min(100, record.priority))
         # One number orders units: a step of priority outweighs every deadline.
         rank = int(record.expires_at * 1000) - priority * 10**13
         times = (record.created_at, record.expires_at)

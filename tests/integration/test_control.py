@@ -41,17 +41,14 @@ def test_a_worker_with_long_plans_still_takes_other_units(
         done.wait(20)
 
     monkeypatch.setattr(plan.Planner, "plan", long_plan)
-    entered = [support.record(ids.batch_id()) for _ in range(PLANS_AT_ONCE + 2)]
-    for record in entered:
-        store.put(f"jobs/{record.id}/job.json", record.to_json())
-        ledger.create(record)
+    entered = [enter(ledger, store, "default") for _ in range(PLANS_AT_ONCE + 2)]
     threads = [threading.Thread(target=control.run_unit, args=("plan",)) for _ in range(PLANS_AT_ONCE)]
     for thread in threads:
         thread.start()
     wait_until(lambda: len(begun) == PLANS_AT_ONCE, "plans run")
     assert not control.run_unit("plan")
     assert not control.run_unit()  # nothing but plans waits
-    waiting = next(record.id for record in entered if record.id not in begun)
+    waiting = next(job_id for job_id in entered if job_id not in begun)
     ledger.cancel(waiting)
     assert control.run_unit()
     assert store.size(f"jobs/{waiting}/manifest.json")
@@ -99,7 +96,9 @@ def test_units_besides_plans_are_taken_while_plans_wait(
     assert not control.run_unit(besides="plan")
 
 
-def enter(ledger: Ledger, store: LocalStore, tenant: str) -> None:
+def enter(ledger: Ledger, store: LocalStore, tenant: str) -> str:
+    """Enter a job of the tenant; return its id."""
     record = support.record(ids.batch_id(), tenant=tenant)
     store.put(f"jobs/{record.id}/job.json", record.to_json())
     ledger.create(record)
+    return record.id
