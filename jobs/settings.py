@@ -151,6 +151,13 @@ class Settings(BaseSettings):
         " No honest step may take so long: think of long prompts in the fallback engine on a CPU.",
     )
 
+    collective_timeout_seconds: float = Field(
+        300,
+        gt=0,
+        description="Of a model that torchrun spreads over several GPUs: a rank that waits for another within"
+        " a step for longer ends the worker.",
+    )
+
     max_requests_per_job: int = Field(50_000, gt=0, description="More lines than this fail the job.")
     max_file_bytes: int = Field(200_000_000, gt=0, description="Largest file that can be uploaded.")
     max_line_bytes: int = Field(10_000_000, gt=0, description="Longest line of an input file.")

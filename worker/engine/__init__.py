@@ -24,13 +24,34 @@ __all__ = [
     "Stats",
     "Timings",
     "TokenLogprobs",
+    "follow_engine",
     "open_engine",
 ]
 
 
 def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
     """Load the engine of a served model; raises errors.ModelUnavailable."""
-    config = EngineConfig(
+    config = _config(model, settings)
+    if model.engine == "echo":
+        from worker.engine.echo import EchoEngine
+
+        return EchoEngine.open(model.source, config, faults=model.faults, name=name)
+    tokens.import_transformers()
+    from worker.engine import opening
+
+    return opening.open_model(model.source, config, name)
+
+
+def follow_engine(name: str, model: ModelSettings, settings: Settings) -> None:
+    """Run this rank's share of a served model until rank 0 stops; raises as `opening.follow_model` does."""
+    tokens.import_transformers()
+    from worker.engine import opening
+
+    opening.follow_model(model.source, _config(model, settings), name)
+
+
+def _config(model: ModelSettings, settings: Settings) -> EngineConfig:
+    return EngineConfig(
         device=settings.device,
         dtype=model.dtype,
         max_running=settings.max_running,
@@ -48,11 +69,3 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
         pickle_weights=model.pickle_weights,
         task=model.task,
     )
-    if model.engine == "echo":
-        from worker.engine.echo import EchoEngine
-
-        return EchoEngine.open(model.source, config, faults=model.faults, name=name)
-    tokens.import_transformers()
-    from worker.engine import opening
-
-    return opening.open_model(model.source, config, name)

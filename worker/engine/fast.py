@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from worker.engine import choosing, grammar, guards, heap, kv, loader, packing, prefix, runner
+from worker.engine import choosing, grammar, guards, heap, kv, leading, loader, packing, prefix, runner
 from worker.engine.base import Engine
 from worker.engine.embeddings import engine as embedding_engine
 from worker.engine.embeddings.requests import EmbeddingRow
@@ -55,7 +55,7 @@ class FastEngine(Engine):
     def over(cls, loaded: loader.Loaded, config: EngineConfig) -> "FastEngine":
         """Return an engine over a loaded model; raises guards.Unsupported, with the model as it was."""
         ready = guards.prepare(loaded.model)
-        engine = cls(loaded, config, ready)
+        engine = cls(loaded, config, leading.lead(ready))
         engine.stats.native_kernels = int(not ready.reads_beyond)
         engine._embedder, engine._no_embeddings = embedding_engine.packed(loaded, config, engine.stats)
         return engine
@@ -119,6 +119,8 @@ class FastEngine(Engine):
             return
         self._stop_touching()
         self._grammars.close()
+        if isinstance(self._runner, leading.ParallelRunner):
+            self._runner.close()
         self._forget_all()
         self._memory = kv.Memory(self._memory.layout, self._memory.budget)
         self._scheduler = Scheduler(self._memory, self.config, self.stats, self._clock)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.engine import fused, interface, kv, masks, packed, packing, padding, runner
+from worker.engine import fused, interface, kv, masks, packed, packing, padding, parallel, runner
 from worker.engine.rows import RowState
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
@@ -38,7 +38,8 @@ def prepare(model: Any, backend: str = "auto") -> runner.ModelRunner:
         masks.check(model)
         model.set_attn_implementation(interface.NAME)
         ready = runner.ModelRunner(model, backend)
-        if not _try_faster(ready, model, expected):
+        # What we replace layers by knows nothing of the sums over a team.
+        if parallel.is_share(model) or not _try_faster(ready, model, expected):
             _try(ready, model, expected)
     except (
         Exception

@@ -11,7 +11,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from jobs import errors, tokens
-from worker.engine import heads
+from worker.engine import heads, parallel
 from worker.engine.embeddings import pooling
 from worker.engine.embeddings.pooling import LAST, MEAN, Pooling
 from worker.engine.source import load_weights, locate
@@ -47,13 +47,19 @@ def load(source: str, config: EngineConfig, name: str | None = None) -> Loaded:
     try:
         if not sys.stderr.isatty():
             transformers.utils.logging.disable_progress_bar()
-        device = pick_device(config.device)
+        team = parallel.current()
+        device = pick_device(config.device) if team is None else team.device
         use_all_cores()
         location, options = locate(source, config)
         tokenizer = AutoTokenizer.from_pretrained(location, **options)
         model = _load_model(location, options, config, device)
         loaded = wrap(model, tokenizer, config.context_tokens)
-        loaded = replace(loaded, pooling=_read_pooling(location, options, loaded, config.pickle_weights))
+        if team is None:
+            embeds: Pooling | str = _read_pooling(location, options, loaded, config.pickle_weights)
+        else:
+            embeds = f"a model spread over {team.size} ranks does not embed"
+            team.meet()  # the first forward begins with all, however long they took to load
+        loaded = replace(loaded, pooling=embeds)
     except Exception as error:  # a model's own code and files may raise anything
         raise errors.ModelUnavailable(name=name, source=source, reason=_one_line(error)) from error
     log.info("model loaded name=%s device=%s dtype=%s", name, device, model.dtype)
@@ -144,6 +150,10 @@ def _load_model(location: str, options: dict[str, Any], wanted: EngineConfig, de
     config = AutoConfig.from_pretrained(location, **options)
     picked = pick_dtype(wanted.dtype, getattr(config, "dtype", None), device)
     auto = heads.auto_class(config, options, wanted.task)
+    team = parallel.current()
+    if team is not None:
+        share = parallel.load_options(team, config, wanted.task, "gguf_file" in options)
+        return load_weights(auto, location, wanted.pickle_weights, options | share | {"dtype": picked})
     if "gguf_file" in options:
         model = _without_quantization(auto.from_pretrained(location, dtype=picked, **options))
     else:
