@@ -52,8 +52,9 @@ class Follower:
         settings, name = self._settings, self._settings.served
         assert name is not None
         self._team = parallel.join(settings.device, settings.collective_timeout_seconds)
-        _events.info("following", extra={"rank": self._team.rank, "model": name})
+        _events.info("following", extra={"rank": self._team.rank, "pid": os.getpid(), "model": name})
         engine.follow_engine(name, settings.models[name], settings)
+        _events.info("followed", extra={"rank": self._team.rank})
 
     def _fail(self, error: Exception) -> NoReturn:
         rank = os.environ["RANK"]

@@ -16,6 +16,7 @@ from tests.unit.engine import architectures
 from worker.engine import tiny
 
 _MODELS = ("llama-float64", "llama-float32", "qwen3-float64", "tied-float64", "qwen3_moe-float32")
+_LONG = pytest.mark.long
 _TOLERANCE = {"float64": 1e-5, "float32": 1e-3}  # the norms of most models are taken in float32
 
 
@@ -87,17 +88,14 @@ def _alone(path: Path, dtype: str) -> torch.Tensor:
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize(
-    "how",
-    ["die", pytest.param("raise", marks=pytest.mark.long), pytest.param("hang", marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize("how", ["die", *(pytest.param(how, marks=_LONG) for how in ("raise", "hang"))])
 def test_a_rank_that_fails_ends_the_step_of_rank_0(models: dict[str, Path], how: str) -> None:
     ((code, output),) = _run(how, str(models["llama-float64"]), waits_for=1)
     assert code == team_process.FAILED, output
     assert "in a step that the other ranks run on" in output
 
 
-@pytest.mark.long
+@_LONG
 def test_a_step_that_fails_on_rank_0_alone_is_no_error_to_try_again(models: dict[str, Path]) -> None:
     (code, output), (follower, _) = _run("alone", str(models["llama-float64"]))
     assert code == team_process.FAILED, output
