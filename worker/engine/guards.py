@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.engine import fused, interface, kv, masks, packed, packing, padding, runner
+from worker.engine import fused, interface, masks, packed, padding, runner
 from worker.engine.rows import RowState
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
@@ -20,14 +20,14 @@ _LAYERS = {"full_attention", "sliding_attention", "attention"}
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 _HALF_TOLERANCE = 0.3
 _TRIAL_TOKENS = 24
-_TRIAL_MEMORY_TOKENS = 256
+_TRIAL_PAGES = 16
 
 
 class Unsupported(Exception):
     """Why the fast engine cannot run a model."""
 
 
-def prepare(model: Any, backend: str = "auto") -> runner.ModelRunner:
+def prepare(model: Any, backend: str | runner.Backend = "auto") -> runner.ModelRunner:
     """Set a model's attention to ours and return its runner, tried; raises Unsupported with the model as it
     was.
     """
@@ -113,7 +113,8 @@ def _comparable(logits: Tensor) -> Tensor:
 def _try(ready: runner.ModelRunner, model: Any, expected: list[Tensor]) -> None:
     """Compute the trial prompts in chunks, packed and with their prefix shared, and compare the logits."""
     stats, config = Stats(), EngineConfig(prefill_chunk_tokens=7)
-    memory = kv.Memory(ready.layout, _TRIAL_MEMORY_TOKENS * ready.layout.token_bytes, ready.reads_beyond)
+    memory = ready.memory(ready.page_tokens * _TRIAL_PAGES * ready.layout.token_bytes)
+    pack = ready.packer(memory, cascade=True)
     scheduler = Scheduler(memory, config, stats)
     rows = [Row(Request(str(i), ids, Sampling(1))) for i, ids in enumerate(_trial_prompts(model))]
     scheduler.add((row, RowState(row, None, frozenset())) for row in rows)  # type: ignore[arg-type]
@@ -122,7 +123,7 @@ def _try(ready: runner.ModelRunner, model: Any, expected: list[Tensor]) -> None:
     while len(found) < len(rows):
         batch = scheduler.next_batch()
         assert batch is not None
-        step = packing.pack(batch, model.device)
+        step = pack(batch)
         logits = ready.step(step.step)
         if step.step.attention_calls != len(ready.layout.layers):
             raise Unsupported(f"{step.step.attention_calls} attention calls in a step")
