@@ -32,9 +32,10 @@ class Pool:
         self.values = [self._zeros(pages, heads, value) for heads, _, value in layout.layers]
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy whole pages, all at once: a source may be the target of another copy."""
+        """Copy tokens, by page * page_tokens + place, all at once: a source may be the target of another."""
         for layer in (*self.keys, *self.values):
-            layer.index_copy_(0, targets, layer.index_select(0, sources))
+            tokens = layer.flatten(0, 1)
+            tokens.index_copy_(0, targets, tokens.index_select(0, sources))
 
     def _zeros(self, pages: int, heads: int, size: int) -> Tensor:
         shape = (pages, self.page_tokens, heads, size)
@@ -109,7 +110,8 @@ class Slot:
 class Memory:
     """Says which pages are free and how many hold on to each of the others.
 
-    `copies` are pages to be copied before the next step, by their target.
+    `copies` are pages of which the first tokens, so many, are to be copied before the next step, by target. No
+    more than these: others may hold the target as well, and have the same there.
     """
 
     paged = True
@@ -122,7 +124,7 @@ class Memory:
         self.pool = Pool(layout, budget // self.page_bytes + 1, page_tokens)
         self._free = list(range(self.pool.pages - 1, 0, -1))
         self._holders: NDArray[np.int32] = np.zeros(self.pool.pages, dtype=np.int32)
-        self.copies: dict[int, int] = {}
+        self.copies: dict[int, tuple[int, int]] = {}
 
     @property
     def used(self) -> int:
@@ -162,13 +164,13 @@ class Memory:
         shared = self.retain(table_of(prefix, self.page_tokens)[: start // self.page_tokens])
         return Slot(self, shared, start, self.take(self.slot_tokens(tokens) // self.page_tokens))
 
-    def beginning(self, own: Run | Slot, parent: Run) -> dict[int, int] | None:
-        """Return which page, by its target, must be copied before the first token of `own` is computed: that
+    def beginning(self, own: Run | Slot, parent: Run) -> dict[int, tuple[int, int]] | None:
+        """Return what must be copied before the first token of `own` is computed: the beginning of the page
         of its parent which it begins in. None: it begins a page, or has the parent's.
         """
         middle = (parent.start + parent.tokens) % self.page_tokens
         source, target = parent.pages[-1], own.first_page
-        return {target: source} if middle and target != source else None
+        return {target: (source, middle)} if middle and target != source else None
 
     def take(self, count: int) -> list[int]:
         """Return pages that nobody holds. Raises MemoryError."""

@@ -135,12 +135,16 @@ class Packer:
         return Rows(starts, ends, self._stage(lengths), self._stage(tables), max(queries), max(keys))
 
     def _copies(self) -> tuple[Tensor, Tensor] | None:
-        """Take the pages that are to be copied before the step."""
+        """Take what is to be copied before the step."""
         copies, self._memory.copies = self._memory.copies, {}
         if not copies:
             return None
-        sources, targets = ([*copies.values()], [*copies.keys()])
-        return self._stage(np.array(sources, dtype=np.int64)), self._stage(np.array(targets, dtype=np.int64))
+        size = self._memory.page_tokens
+        counts = [count for _, count in copies.values()]
+        places = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
+        sources = np.repeat([source * size for source, _ in copies.values()], counts) + places
+        targets = np.repeat([target * size for target in copies], counts) + places
+        return self._stage(sources), self._stage(targets)
 
 
 class _Wanted:

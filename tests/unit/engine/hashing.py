@@ -13,7 +13,7 @@ VOCABULARY = 97
 
 def next_token(tokens: list[int]) -> int:
     """What the model says after these tokens."""
-    return _hash(list(enumerate(tokens)))
+    return hash_of(list(enumerate(tokens)))
 
 
 class HashRunner(runner.StorageRunner):
@@ -36,9 +36,9 @@ class HashRunner(runner.StorageRunner):
         for row, token in enumerate(step.wanted.tolist()):
             keys = [attention.seen(part, 0, token, None)[0] for part in step.own + step.shared]
             seen = torch.cat(keys)[:, 0].long().tolist()
-            logits[row, _hash([(position, id) for position, id in sorted(map(tuple, seen))])] = 1.0
+            logits[row, hash_of([(position, id) for position, id in sorted(map(tuple, seen))])] = 1.0
         return logits
 
 
-def _hash(pairs: list[tuple[int, int]]) -> int:
+def hash_of(pairs: list[tuple[int, int]]) -> int:
     return hash(tuple(pairs)) % VOCABULARY

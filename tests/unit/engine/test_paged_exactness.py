@@ -93,8 +93,7 @@ def test_what_flash_attn_does_not_have_is_refused(name: str, open_subject: exact
 
 def test_the_memory_has_pages_of_the_size_that_flash_attn_takes() -> None:
     assert FlashAttention(StandIn()).page_tokens == 256
+    q, cache = torch.zeros(1, 1, 2, 8), torch.zeros(2, 8, 2, 8)
+    lengths, table = torch.ones(1, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
     with pytest.raises(RuntimeError, match="pages of 8"):
-        cache, table = torch.zeros(2, 8, 2, 8), torch.zeros(1, 1, dtype=torch.int32)
-        StandIn().flash_attn_with_kvcache(
-            torch.zeros(1, 1, 2, 8), cache, cache, cache_seqlens=table[:, 0], block_table=table
-        )
+        StandIn().flash_attn_with_kvcache(q, cache, cache, cache_seqlens=lengths, block_table=table)

@@ -53,7 +53,7 @@ def test_what_begins_inside_a_page_takes_a_copy_of_it_unless_it_has_that_page() 
     m = memory()
     parent = m.run(0, 6)
     child = m.run(6, 5)
-    assert m.beginning(child, parent) == {child.pages[0]: parent.pages[1]}
+    assert m.beginning(child, parent) == {child.pages[0]: (parent.pages[1], 2)}
     upper, lower = child.split(3)
     assert m.beginning(lower, upper) is None
     assert m.beginning(m.run(8, 1), m.run(0, 8)) is None
@@ -79,10 +79,10 @@ def test_what_a_request_leaves_stays_when_it_has_gone() -> None:
     assert m.free_pages == 9
 
 
-def test_pages_are_copied_all_at_once() -> None:
-    pool = pages.Pool(LAYOUT, 4, 4)
+def test_tokens_are_copied_all_at_once() -> None:
+    pool = pages.Pool(LAYOUT, 2, 4)
     for layer in (*pool.keys, *pool.values):
-        layer += torch.arange(4.0).view(4, 1, 1, 1)
-    pool.copy(torch.tensor([1, 2]), torch.tensor([2, 3]))
+        layer += torch.arange(8.0).view(2, 4, 1, 1)
+    pool.copy(torch.tensor([1, 5]), torch.tensor([5, 6]))
     for layer in (*pool.keys, *pool.values):
-        assert layer[:, 0, 0, 0].tolist() == [0, 1, 1, 2]
+        assert layer.flatten(0, 1)[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 1, 5, 7]
