@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from worker.engine import precision
 from worker.engine.step import Part, Step
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -99,7 +100,8 @@ def dense(
     by_group = queries.unflatten(1, (groups, -1)).transpose(0, 1).contiguous()  # [G, T, M, D]
     out = queries.new_empty(tokens, groups, heads // groups, size)
     merges = bool(step.shared) or scoring.sinks is not None
-    lse = queries.new_empty(tokens, groups, heads // groups, dtype=_wide(queries.dtype)) if merges else None
+    wide = precision.wide(queries.dtype)
+    lse = queries.new_empty(tokens, groups, heads // groups, dtype=wide) if merges else None
     for part in chain.from_iterable(whole.pieces() for whole in step.own):
         result, result_lse = _attend(part, layer, queries, by_group, scoring)
         out[part.tokens] = result
@@ -141,7 +143,7 @@ def _attend(
     plain = scoring.softcap is not None or k.shape[-1] != v.shape[-1] or k.device.type != "cpu"
     if plain or window is not None:
         q = queries[part.tokens].unflatten(1, (k.shape[1], -1))
-        return _attend_plain(part, q, k, v, part.mask(window, _wide(q.dtype)), scoring)
+        return _attend_plain(part, q, k, v, part.mask(window, precision.wide(q.dtype)), scoring)
     if part.triangular:
         q = queries[part.tokens].transpose(0, 1)[None]  # [1, H, n, D]
         out, lse = _flash(q, k, v, 0.0, True, scale=scoring.scale)
@@ -149,7 +151,7 @@ def _attend(
         return out[0].transpose(0, 1).unflatten(1, shape), lse[0].transpose(0, 1).unflatten(1, shape)
     q = by_group[:, part.tokens]  # [G, n, M, D]
     if part.batched:  # the heads of a group are the queries of its KV head
-        mask = part.mask(None, _wide(q.dtype))
+        mask = part.mask(None, precision.wide(q.dtype))
         mask = None if mask is None else mask[:, None, None, :].expand(-1, 1, q.shape[2], -1)
         return _flash(q.transpose(0, 1), k, v, 0.0, False, attn_mask=mask, scale=scoring.scale)
     out, lse = _flash(q.flatten(1, 2)[None], k, v, 0.0, False, scale=scoring.scale)
@@ -164,7 +166,7 @@ def _attend_plain(
     n, groups, heads, _ = q.shape
     if not part.batched:
         q = q.permute(1, 2, 0, 3).reshape(1, groups, heads * n, -1)
-    scores = (q @ k.mT).to(_wide(q.dtype)) * scoring.scale  # [B, G, queries of the row, L]
+    scores = (q @ k.mT).to(precision.wide(q.dtype)) * scoring.scale  # [B, G, queries of the row, L]
     if scoring.softcap is not None:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     if mask is not None and part.batched:
@@ -178,11 +180,6 @@ def _attend_plain(
         return out, lse
     out = out.view(groups, heads, n, -1).permute(2, 0, 1, 3)
     return out, lse.view(groups, heads, n).permute(2, 0, 1)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return in what log-sum-exps are kept and merged."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def reference(
