@@ -6,13 +6,13 @@ for shared prefixes: Hydragen, Juravsky et al. 2024, and the cascade attention o
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worker.engine import precision
+from worker.engine import precision, sdpa
 from worker.engine.step import Part, Step
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -140,23 +140,30 @@ def _attend(
     """
     k, v = part.keys_values(layer)  # [B, G, L, D]
     window = scoring.window if scoring.window is not None and scoring.window < part.reach else None
-    plain = scoring.softcap is not None or k.shape[-1] != v.shape[-1] or k.device.type != "cpu"
-    if plain or window is not None:
+    kernel = None if scoring.softcap is not None or window is not None else _kernel(k, v)
+    if kernel is None:
         q = queries[part.tokens].unflatten(1, (k.shape[1], -1))
         return _attend_plain(part, q, k, v, part.mask(window, precision.wide(q.dtype)), scoring)
     if part.triangular:
         q = queries[part.tokens].transpose(0, 1)[None]  # [1, H, n, D]
-        out, lse = _flash(q, k, v, 0.0, True, scale=scoring.scale)
+        out, lse = kernel(q, k, v, 0.0, True, scale=scoring.scale)
         shape = (k.shape[1], -1)
         return out[0].transpose(0, 1).unflatten(1, shape), lse[0].transpose(0, 1).unflatten(1, shape)
     q = by_group[:, part.tokens]  # [G, n, M, D]
     if part.batched:  # the heads of a group are the queries of its KV head
         mask = part.mask(None, precision.wide(q.dtype))
         mask = None if mask is None else mask[:, None, None, :].expand(-1, 1, q.shape[2], -1)
-        return _flash(q.transpose(0, 1), k, v, 0.0, False, attn_mask=mask, scale=scoring.scale)
-    out, lse = _flash(q.flatten(1, 2)[None], k, v, 0.0, False, scale=scoring.scale)
+        return kernel(q.transpose(0, 1), k, v, 0.0, False, attn_mask=mask, scale=scoring.scale)
+    out, lse = kernel(q.flatten(1, 2)[None], k, v, 0.0, False, scale=scoring.scale)
     shape = (q.shape[1], q.shape[2])
     return out[0].unflatten(1, shape).transpose(0, 1), lse[0].unflatten(1, shape).transpose(0, 1)
+
+
+def _kernel(k: Tensor, v: Tensor) -> Any:
+    """Return torch's own attention for such keys and values, None if there is none."""
+    if k.device.type == "cpu":
+        return _flash if k.shape[-1] == v.shape[-1] else None
+    return sdpa.attend if sdpa.serves(k, v) else None
 
 
 def _attend_plain(

@@ -21,8 +21,9 @@ TOKENS = (2, 3, 1)
 class Compiler:
     """Compiles functions of tensors, or leaves them as they are; counts those that do not compile."""
 
-    def __init__(self, on: bool = False) -> None:
+    def __init__(self, on: bool = False, backend: str = "inductor") -> None:
         self.on = on
+        self._backend = backend
         self._stats = Stats()
         if on:
             from torch._inductor import config
@@ -35,8 +36,12 @@ class Compiler:
         if not self.on:
             return pointwise.PLAIN
         return pointwise.Pointwise(
-            *(_Compiled(run, self._note) for run in (pointwise.norm, pointwise.rotate, pointwise.gate))
+            *(self.compiled(run) for run in (pointwise.norm, pointwise.rotate, pointwise.gate))
         )
+
+    def compiled(self, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return a function compiled; from the first time on that it does not compile it runs as it is."""
+        return _Compiled(run, self._backend, self._note)
 
     def count_in(self, stats: Stats) -> None:
         """Count in an engine's stats from now on, with what has been counted."""
@@ -50,11 +55,11 @@ class Compiler:
 
 
 class _Compiled:
-    """A compiled function; itself from the first time on that it does not compile."""
-
-    def __init__(self, plain: Callable[..., Tensor], note: Callable[[str, Exception], None]) -> None:
+    def __init__(
+        self, plain: Callable[..., Tensor], backend: str, note: Callable[[str, Exception], None]
+    ) -> None:
         self._plain = plain
-        self._run: Callable[..., Tensor] | None = torch.compile(plain, fullgraph=True)
+        self._run: Callable[..., Tensor] | None = torch.compile(plain, fullgraph=True, backend=backend)
         self._note = note
 
     def __call__(self, *arguments: Tensor | float | None) -> Tensor:

@@ -99,7 +99,7 @@ def _backend(name: str | attention.Backend, layout: kv.Layout) -> attention.Back
 def dry_run(model: Any, tokens: int) -> _Learning:
     """Run all of a model but its attention, on so many tokens."""
     learning, positions = _Learning(), torch.arange(tokens, device=model.device)
-    _forward(model, learning, torch.zeros_like(positions), positions, positions[-1:])
+    _forward(model, learning, positions, positions, positions[-1:])
     return learning
 
 
