@@ -17,7 +17,6 @@ from worker.engine.types import EngineConfig, Stats
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"),
-    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
 ]
 GPU = torch.device("cuda")
 

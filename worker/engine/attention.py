@@ -98,9 +98,9 @@ def dense(
     tokens, heads, _ = queries.shape
     groups, size = keys.shape[1], values.shape[2]
     by_group = queries.unflatten(1, (groups, -1)).transpose(0, 1).contiguous()  # [G, T, M, D]
-    out = queries.new_empty(tokens, groups, heads // groups, size)
     merges = bool(step.shared) or scoring.sinks is not None
     wide = precision.wide(queries.dtype)
+    out = queries.new_empty(tokens, groups, heads // groups, size, dtype=wide if merges else None)
     lse = queries.new_empty(tokens, groups, heads // groups, dtype=wide) if merges else None
     for part in chain.from_iterable(whole.pieces() for whole in step.own):
         result, result_lse = _attend(part, layer, queries, by_group, scoring)
@@ -113,7 +113,7 @@ def dense(
         _merge(out, lse, part, more, more_lse, keeps_lse=scoring.sinks is not None or not part.last)
     if scoring.sinks is not None and lse is not None:
         out *= torch.sigmoid(lse - scoring.sinks.view(groups, -1))[..., None].to(out.dtype)
-    return out.flatten(1, 2)
+    return out.flatten(1, 2).to(queries.dtype)
 
 
 def _merge(out: Tensor, lse: Tensor, part: Part, more: Tensor, more_lse: Tensor, keeps_lse: bool) -> None:
@@ -123,7 +123,7 @@ def _merge(out: Tensor, lse: Tensor, part: Part, more: Tensor, more_lse: Tensor,
     tokens = part.tokens
     old_out, old_lse = out[tokens], lse[tokens]  # views where `tokens` is a slice
     weight = torch.sigmoid(more_lse - old_lse)[..., None].to(out.dtype)
-    old_out.lerp_(more, weight)
+    old_out.lerp_(more.to(out.dtype), weight)
     if keeps_lse:
         torch.logaddexp(old_lse, more_lse, out=old_lse)
     if not isinstance(tokens, slice):

@@ -5,6 +5,7 @@ All of it is compiled when the model is tried at load, nothing while it serves.
 
 import importlib.util
 import logging
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -26,10 +27,7 @@ class Compiler:
         self._backend = backend
         self._stats = Stats()
         if on:
-            from torch._inductor import config
-
-            # A few small kernels need no pool of processes, which would stay.
-            config.compile_threads = 1
+            _prepare()
 
     def pointwise(self) -> pointwise.Pointwise:
         """Return the functions of a layer."""
@@ -52,6 +50,14 @@ class Compiler:
         self._stats.compile_fallbacks += 1
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
         log.warning("%s runs as it is: it does not compile reason=%r", name, reason)
+
+
+def _prepare() -> None:
+    """Import torch's compiler, whatever its modules warn of."""
+    with warnings.catch_warnings(action="ignore"):
+        import torch._inductor.compile_fx
+    # A few small kernels need no pool of processes, which would stay.
+    torch._inductor.config.compile_threads = 1
 
 
 class _Compiled:

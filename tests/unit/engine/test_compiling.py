@@ -13,7 +13,6 @@ from worker.engine import EngineConfig, compiling, guards, interface, layer_tria
 from worker.engine.merged import MergedLayer
 from worker.engine.types import Stats
 
-NEVER_TYPED = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
@@ -27,7 +26,6 @@ def compilations() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-@NEVER_TYPED
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma"])
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_nothing_is_compiled_after_the_model_was_tried(name: str, backend: str) -> None:
@@ -43,7 +41,6 @@ def test_nothing_is_compiled_after_the_model_was_tried(name: str, backend: str) 
 
 
 @pytest.mark.long
-@NEVER_TYPED
 def test_tokens_are_the_same_compiled_and_not(tiny_loaded: loader.Loaded) -> None:
     prompts = [[(7 * i * n + i) % 250 for i in range(1, n + 1)] for n in (2, 9, 9, 33, 60)]
     requests = [request(str(i), p, max_tokens=8, ignore_eos=True) for i, p in enumerate(prompts)]
