@@ -21,7 +21,6 @@ from worker.engine import (
     heap,
     kv,
     loader,
-    packing,
     prefix,
     runner,
     sdpa,
@@ -57,7 +56,8 @@ class FastEngine(Engine):
         self._grammars = grammar.Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
         self._runner = model
         budget = config.kv_memory_bytes or _share_of_free_memory(model.layout.device)
-        self._memory = kv.Memory(model.layout, budget, model.reads_beyond)
+        self._memory: runner.Memory = model.memory(budget)
+        self._pack = model.packer(self._memory, config.cascade)
         self._stop_touching: Callable[[], None] = lambda: None
         self._clock = clock
         self._model_seconds = 0.0
@@ -127,7 +127,8 @@ class FastEngine(Engine):
 
     def touch_memory(self) -> None:
         """Take the memory for keys and values from the system while there is no work."""
-        self._stop_touching = self._memory.touch_while(lambda: not self.has_work)
+        if isinstance(self._memory, kv.Memory):
+            self._stop_touching = self._memory.touch_while(lambda: not self.has_work)
 
     def close(self) -> None:
         if not hasattr(self, "_runner"):  # closed already
@@ -136,6 +137,7 @@ class FastEngine(Engine):
         self._grammars.close()
         self._forget_all()
         self._memory = kv.Memory(self._memory.layout, self._memory.budget)
+        del self._pack
         self._scheduler = Scheduler(self._memory, self.config, self.stats, self._clock)
         del self._runner
         self._embedder = None
@@ -144,7 +146,7 @@ class FastEngine(Engine):
             torch.cuda.empty_cache()
 
     def _run(self, batch: Batch) -> None:
-        packed = packing.pack(batch, self._memory.layout.device, self.config.cascade)
+        packed = self._pack(batch)
         with self._model_runs():
             logits = self._runner.step(packed.step)
         self._count(batch, packed.step.attention_calls)

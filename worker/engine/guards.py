@@ -11,11 +11,9 @@ from worker.engine import (
     compiling,
     fused,
     interface,
-    kv,
     layer_trial,
     masks,
     packed,
-    packing,
     padding,
     parts,
     precision,
@@ -34,14 +32,16 @@ _LAYERS = {"full_attention", "sliding_attention", "attention"}
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 _HALF_TOLERANCE = 0.2
 _TRIAL_TOKENS = 24
-_TRIAL_MEMORY_TOKENS = 256
+_TRIAL_PAGES = 16
 
 
 class Unsupported(Exception):
     """Why the fast engine cannot run a model."""
 
 
-def prepare(model: Any, backend: str = "auto", compiler: Compiler | None = None) -> runner.ModelRunner:
+def prepare(
+    model: Any, backend: str | runner.Backend = "auto", compiler: Compiler | None = None
+) -> runner.ModelRunner:
     """Set a model's attention to ours and return its runner, tried; raises Unsupported with the model as it
     was. `compiler` None compiles nothing.
     """
@@ -137,7 +137,8 @@ def _comparable(logits: Tensor) -> Tensor:
 def _try(ready: runner.ModelRunner, model: Any, expected: list[Tensor]) -> None:
     """Compute the trial prompts in chunks, packed and with their prefix shared, and compare the logits."""
     stats, config = Stats(), EngineConfig(prefill_chunk_tokens=7)
-    memory = kv.Memory(ready.layout, _TRIAL_MEMORY_TOKENS * ready.layout.token_bytes, ready.reads_beyond)
+    memory = ready.memory(ready.page_tokens * _TRIAL_PAGES * ready.layout.token_bytes)
+    pack = ready.packer(memory, cascade=True)
     scheduler = Scheduler(memory, config, stats)
     rows = [Row(Request(str(i), ids, Sampling(1))) for i, ids in enumerate(_trial_prompts(model))]
     scheduler.add((row, RowState(row, None, frozenset())) for row in rows)  # type: ignore[arg-type]
@@ -146,7 +147,7 @@ def _try(ready: runner.ModelRunner, model: Any, expected: list[Tensor]) -> None:
     while len(found) < len(rows):
         batch = scheduler.next_batch()
         assert batch is not None
-        step = packing.pack(batch, model.device)
+        step = pack(batch)
         logits = ready.step(step.step)
         if step.step.attention_calls != len(ready.layout.layers):
             raise Unsupported(f"{step.step.attention_calls} attention calls in a step")

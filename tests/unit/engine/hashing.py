@@ -5,7 +5,7 @@ different.
 import torch
 from torch import Tensor
 
-from worker.engine import attention, kv
+from worker.engine import attention, kv, runner
 from worker.engine.step import Step
 
 VOCABULARY = 97
@@ -16,7 +16,7 @@ def next_token(tokens: list[int]) -> int:
     return _hash(list(enumerate(tokens)))
 
 
-class HashRunner:
+class HashRunner(runner.StorageRunner):
     """Keeps (position, token) as keys in the real KV memory, and hashes what the parts of a step let a query
     see.
     """

@@ -9,9 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.unit.engine import architectures
+from tests.unit.engine import architectures, exactness
+from tests.unit.engine.test_exactness import PREEMPTING, long_ones
 from worker.engine import compiling, fused, guards, interface, layer_trial, loader, runner, smollm2
+from worker.engine.attention_flash import FlashAttention
+from worker.engine.flash_standin import StandIn
 from worker.engine.merged import MergedLayer
+from worker.engine.native import library
 from worker.engine.types import EngineConfig
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -125,3 +129,20 @@ def test_products_that_tensor_parallelism_hooks_are_left_alone(dtype: torch.dtyp
     assert subject.model.layers[1] is layer
     assert type(layer.self_attn.o_proj) is nn.Linear
     assert called
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
+def test_over_pages_the_tokens_are_those_of_generate(name: str, tiny_loaded: loader.Loaded) -> None:
+    with library.disabled():  # so that float64, too, is merged
+        subject = exactness.Subject.open(name, tiny_loaded.tokenizer, FlashAttention(StandIn(8), 8))
+    assert isinstance(subject.loaded.model.model.layers[0], MergedLayer)
+    done = PREEMPTING.run(PREEMPTING.open(subject), long_ones())
+    assert exactness.tokens_of(done) == exactness.wanted(name, long_ones())
+
+
+@HALVES
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
+def test_the_guards_accept_half_precision_over_pages(name: str, dtype: torch.dtype) -> None:
+    subject = model(name, dtype)
+    guards.prepare(subject, FlashAttention(StandIn(8), 8))
+    assert all(isinstance(layer, MergedLayer) for layer in subject.model.layers)
