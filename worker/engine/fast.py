@@ -13,7 +13,18 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from worker.engine import choosing, grammar, guards, heap, kv, loader, prefix, runner
+from worker.engine import (
+    choosing,
+    compiling,
+    grammar,
+    guards,
+    heap,
+    kv,
+    loader,
+    prefix,
+    runner,
+    sdpa,
+)
 from worker.engine.base import Engine
 from worker.engine.embeddings import engine as embedding_engine
 from worker.engine.embeddings.requests import EmbeddingRow
@@ -55,8 +66,11 @@ class FastEngine(Engine):
     @classmethod
     def over(cls, loaded: loader.Loaded, config: EngineConfig) -> "FastEngine":
         """Return an engine over a loaded model; raises guards.Unsupported, with the model as it was."""
-        ready = guards.prepare(loaded.model)
+        compiler = compiling.choose(config.compile, loaded.device)
+        ready = guards.prepare(loaded.model, compiler=compiler)
         engine = cls(loaded, config, ready)
+        compiler.count_in(engine.stats)
+        engine.stats.plain_attention = int(sdpa.refusals() > 0)
         engine.stats.native_kernels = int(not ready.reads_beyond)
         engine._embedder, engine._no_embeddings = embedding_engine.packed(loaded, config, engine.stats)
         return engine

@@ -148,13 +148,16 @@ def _backend(name: str | Backend, layout: kv.Layout) -> Backend:
     return attention.dense if kernels is None else NativeAttention(kernels)
 
 
+def dry_run(model: Any, tokens: int) -> _Learning:
+    """Run all of a model but its attention, on so many tokens."""
+    learning, positions = _Learning(), torch.arange(tokens, device=model.device)
+    _forward(model, learning, positions, positions, positions[-1:])
+    return learning
+
+
 def _learn_layers(model: Any) -> tuple[kv.Layout, list[attention.Scoring]]:
     """Run two tokens to see how each layer attends."""
-    learning = _Learning()
-    ids = torch.zeros(2, dtype=torch.long, device=model.device)
-    _forward(
-        model, learning, ids, torch.arange(2, device=model.device), torch.tensor([1], device=model.device)
-    )
+    learning = dry_run(model, 2)
     layers = model.config.get_text_config().num_hidden_layers
     shapes, scorings = learning.shapes, learning.scorings
     if sorted(shapes) != list(range(layers)):
