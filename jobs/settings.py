@@ -232,6 +232,16 @@ class Settings(BaseSettings):
         description="What a CPU computes with: auto is our own kernels, compiled on the first start, and"
         " torch's where there is no C++ compiler; native refuses to start without; torch never compiles.",
     )
+    tf32: bool = Field(
+        False,
+        description="Let a GPU round the factors of float32 products to 10 bits of mantissa: several times as"
+        " fast, not exact. Half precision does not change.",
+    )
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Compile what a layer does between matrix products (torch.compile): auto on a GPU that"
+        " has Triton; on also on a CPU; what does not compile runs as it is, with a log line.",
+    )
     flush_seconds: float = Field(
         2, gt=0, description="Finished requests are written to a part at least this often."
     )

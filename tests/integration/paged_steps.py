@@ -48,7 +48,7 @@ def _decode_shared(pool: pages.Pool) -> PagedStep:
 
 def _decode_fork(pool: pages.Pool) -> PagedStep:
     own = Own(2, _rows([(1, 14, [1, 2]), (1, 14, [1, 5])]), None)
-    copies = _longs([2]), _longs([5])
+    copies = _longs(range(16, 24)), _longs(range(40, 48))
     return _step(pool, [FIRST[13], FORK[13]], [13, 13], [0, 1], [21, 45], own, copies=copies)
 
 

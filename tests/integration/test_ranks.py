@@ -36,6 +36,7 @@ class Ranks:
                     directory,
                     LONGHAUL_MODELS=models,
                     LONGHAUL_DRAIN_SECONDS="10",
+                    LONGHAUL_KV_MEMORY_BYTES="10000000",
                     CUDA_VISIBLE_DEVICES="",
                     OMP_NUM_THREADS="1",
                 ),

@@ -1,5 +1,6 @@
 """Tensor parallelism between two real processes on the CPU: the same numbers, and an end when one fails."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from jobs import servers
 from tests.integration import paged_steps, team_process
 from tests.unit.engine import architectures
-from worker.engine import tiny
+from worker.engine import EngineConfig, loader, tiny
+from worker.engine.fast import FastEngine
 
 _MODELS = ("llama-float64", "llama-float32", "qwen3-float64", "tied-float64", "qwen3_moe-float32")
 _LONG = pytest.mark.long
@@ -67,9 +69,15 @@ def _run(*arguments: str, waits_for: int = 2, seconds: float = 60) -> list[tuple
             rank.stdout.close()  # type: ignore[union-attr]
 
 
-def test_two_ranks_compute_what_one_does(models: dict[str, Path]) -> None:
-    for code, output in _run("logits", *(str(models[name]) for name in _MODELS)):
+@pytest.fixture(scope="module")
+def computed(models: dict[str, Path]) -> None:
+    """Have two ranks compute what the tests compare."""
+    for code, output in _run("same", *(str(models[name]) for name in _MODELS)):
         assert code == 0, output
+
+
+@pytest.mark.usefixtures("computed")
+def test_steps_of_two_ranks_give_the_logits_of_one(models: dict[str, Path]) -> None:
     for name in _MODELS:
         layers, led = torch.load(models[name] / "led.pt")
         assert layers == ((1, 8, 8),) * 2, f"{name}: a rank has one of two KV heads"
@@ -78,6 +86,19 @@ def test_two_ranks_compute_what_one_does(models: dict[str, Path]) -> None:
         gap = float((led - alone).abs().max() / alone.std())
         assert gap < _TOLERANCE[name.split("-")[1]], name
         assert len({int(row.argmax()) for row in led}) > 3
+
+
+@pytest.mark.usefixtures("computed")
+def test_an_engine_over_two_ranks_chooses_the_tokens_of_one(models: dict[str, Path]) -> None:
+    path = models[_MODELS[0]]
+    loaded = loader.load(str(path), EngineConfig(dtype="float64"))
+    engine = FastEngine.over(loaded, EngineConfig())
+    try:
+        alone = team_process.run(engine)
+    finally:
+        engine.close()
+    assert json.loads((path / "tokens.json").read_text()) == alone
+    assert len({token for tokens in alone.values() for token in tokens}) >= 10
 
 
 def _alone(path: Path, dtype: str) -> torch.Tensor:

@@ -64,6 +64,8 @@ def _config(model: ModelSettings, settings: Settings) -> EngineConfig:
         prefix_ttl_seconds=settings.prefix_ttl_seconds,
         share_prefixes=settings.share_prefixes,
         kernels=settings.kernels,
+        tf32=settings.tf32,
+        compile=settings.compile,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
         pickle_weights=model.pickle_weights,

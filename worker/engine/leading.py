@@ -4,15 +4,18 @@ The others have their share of the model and of the pages, and nothing else: no 
 sampling. A team loads and tries its model side by side, everybody with the same code; it is led from then on.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
 from threading import Lock
 
 import torch
 from torch import Tensor
 
-from worker.engine import pages, parallel, step_wire
+from worker.engine import attention_flash, device, packing, pages, parallel, runner, step_wire
+from worker.engine.attention_flash import FlashAttention
+from worker.engine.flash_standin import StandIn
 from worker.engine.paged_step import PagedStep
-from worker.engine.runner import Runner
+from worker.engine.scheduler import Batch
 
 
 class Order(IntEnum):
@@ -39,22 +42,27 @@ class ParallelRunner:
     Whatever a step raises comes out as OutOfStep: even what one process alone could try again.
     """
 
-    def __init__(self, runner: Runner, team: parallel.Team) -> None:
-        self._runner = runner
+    def __init__(self, ready: runner.ModelRunner, team: parallel.Team) -> None:
+        self._runner = ready
         self._team = team
         self._lock = Lock()
         self._closed = False
-        self.layout = runner.layout
-        self.reads_beyond = runner.reads_beyond
+        self.layout = ready.layout
+        self.reads_beyond = ready.reads_beyond
 
-    def hold(self, pool: pages.Pool) -> None:
-        """Have the others take the memory for their pages now rather than with the first step."""
-        self._tell(Order.HOLD, pool)
-
-    def free_bytes(self, free: int) -> int:
-        """Return what is free on the device that has the least, of `free` on this one."""
+    def memory(self, budget: int) -> runner.Memory:
+        """Return so many bytes of pages, or what is free where the least is; the others take as many."""
         self._tell(Order.FREE)
-        return self._team.least(free)
+        free = self._team.least(device.of(self._team.device).free_bytes())
+        memory = self._runner.memory(min(budget, free))
+        if not isinstance(memory, pages.Memory):
+            raise NotImplementedError("a team keeps keys and values in pages alone")
+        self._tell(Order.HOLD, memory.pool)
+        return memory
+
+    def packer(self, memory: runner.Memory, cascade: bool) -> Callable[[Batch], packing.Packed]:
+        """Return what makes the steps."""
+        return self._runner.packer(memory, cascade)
 
     def step(self, step: PagedStep) -> Tensor:
         """Compute a step; return the logits [R, V] of its wanted tokens, all of them here."""
@@ -64,7 +72,7 @@ class ParallelRunner:
             numbers, values = step_wire.pack(step)
             self._tell(Order.STEP, step.pool, len(values), *numbers)
             self._team.share(values)
-            return self._runner.step(step)  # type: ignore[arg-type]
+            return self._runner.step(step)
         except Exception as error:
             raise OutOfStep(f"{type(error).__name__} in a step that the other ranks run on") from error
 
@@ -79,13 +87,27 @@ class ParallelRunner:
         self._team.send(order, *size, *numbers)
 
 
-def lead(runner: Runner) -> Runner:
+def backend() -> str | runner.Backend:
+    """Return the attention of the team that this process is in; outside one, "auto". Raises ImportError.
+
+    Steps go to the others with the pages that they are over, so it is over pages.
+    """
+    team = parallel.current()
+    if team is None:
+        return "auto"
+    functions: attention_flash.Functions = StandIn()
+    if team.device.type != "cpu":
+        functions = attention_flash.load()
+    return FlashAttention(functions)
+
+
+def lead(ready: runner.ModelRunner) -> runner.Runner:
     """Return a runner that leads the team of this process; outside one, the same."""
     team = parallel.current()
-    return runner if team is None else ParallelRunner(runner, team)  # type: ignore[return-value]
+    return ready if team is None else ParallelRunner(ready, team)
 
 
-def follow(runner: Runner, team: parallel.Team) -> None:
+def follow(ready: runner.ModelRunner, team: parallel.Team) -> None:
     """Do what rank 0 says until it says stop."""
     pool: pages.Pool | None = None
     while True:
@@ -93,19 +115,11 @@ def follow(runner: Runner, team: parallel.Team) -> None:
         if order == Order.STOP:
             return
         if order == Order.FREE:
-            team.least(_free_bytes(team.device))
+            team.least(device.of(team.device).free_bytes())
             continue
         if pool is None or (pool.pages, pool.page_tokens) != (count, page_tokens):
             pool = None  # gives its memory back first
-            pool = pages.Pool(runner.layout, count, page_tokens)
+            pool = pages.Pool(ready.layout, count, page_tokens)
         if order == Order.STEP:
             shared = team.share(torch.empty(values, dtype=torch.int64, device=team.device))
-            runner.step(step_wire.unpack(numbers, shared, pool))  # type: ignore[arg-type]
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    import os
-
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            ready.step(step_wire.unpack(numbers, shared, pool))

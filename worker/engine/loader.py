@@ -11,7 +11,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from jobs import errors, tokens
-from worker.engine import heads, parallel
+from worker.engine import heads, parallel, precision
 from worker.engine.embeddings import pooling
 from worker.engine.embeddings.pooling import LAST, MEAN, Pooling
 from worker.engine.source import load_weights, locate
@@ -50,6 +50,7 @@ def load(source: str, config: EngineConfig, name: str | None = None) -> Loaded:
         team = parallel.current()
         device = pick_device(config.device) if team is None else team.device
         use_all_cores()
+        precision.set_policy(device, config.tf32)
         location, options = locate(source, config)
         tokenizer = AutoTokenizer.from_pretrained(location, **options)
         model = _load_model(location, options, config, device)
@@ -101,20 +102,6 @@ def pick_device(wanted: str) -> torch.device:
     return device
 
 
-def pick_dtype(wanted: str, own: torch.dtype | None, device: torch.device) -> torch.dtype:
-    """Return the dtype to run in: float32 on a CPU (half precision is slower there), else half precision."""
-    if wanted != "auto":
-        dtype = getattr(torch, wanted, None)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{wanted!r} is not a dtype")
-        return dtype
-    if device.type == "cpu":
-        return torch.float32
-    if own in (torch.bfloat16, torch.float16):
-        return own
-    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-
-
 def use_all_cores() -> None:
     """Let torch compute with every core this process may use, unless the environment says otherwise."""
     if "OMP_NUM_THREADS" not in os.environ:
@@ -148,7 +135,7 @@ def _read_pooling(location: str, options: dict[str, Any], loaded: Loaded, pickle
 
 def _load_model(location: str, options: dict[str, Any], wanted: EngineConfig, device: torch.device) -> Any:
     config = AutoConfig.from_pretrained(location, **options)
-    picked = pick_dtype(wanted.dtype, getattr(config, "dtype", None), device)
+    picked = precision.pick_dtype(wanted.dtype, getattr(config, "dtype", None), device)
     auto = heads.auto_class(config, options, wanted.task)
     team = parallel.current()
     if team is not None:

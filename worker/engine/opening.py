@@ -44,7 +44,7 @@ def follow_model(source: str, config: EngineConfig, name: str | None = None) -> 
     assert team is not None
     loaded = loader.load(source, config, name)
     with library.disabled(config.kernels == "torch"):
-        runner = guards.prepare(loaded.model)
+        runner = guards.prepare(loaded.model, leading.backend())
     leading.follow(runner, team)
 
 

@@ -66,5 +66,5 @@ class PagedStep:
     own: Own
     shared: Shared | None
     copies: tuple[Tensor, Tensor] | None = None
-    """Pages [n] int64 to copy before all else, and to which [n]."""
+    """Tokens [n] int64 to copy before all else, and to where [n], as in `slots`."""
     attention_calls: int = 0
