@@ -6,7 +6,7 @@ sampling. A team loads and tries its model side by side, everybody with the same
 
 from collections.abc import Callable
 from enum import IntEnum
-from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +45,6 @@ class ParallelRunner:
     def __init__(self, ready: runner.ModelRunner, team: parallel.Team) -> None:
         self._runner = ready
         self._team = team
-        self._lock = Lock()
         self._closed = False
         self.layout = ready.layout
         self.reads_beyond = ready.reads_beyond
@@ -95,9 +94,7 @@ def backend() -> str | runner.Backend:
     team = parallel.current()
     if team is None:
         return "auto"
-    functions: attention_flash.Functions = StandIn()
-    if team.device.type != "cpu":
-        functions = attention_flash.load()
+    functions: Any = StandIn() if team.device.type == "cpu" else attention_flash.load()
     return FlashAttention(functions)
 
 

@@ -15,7 +15,7 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
-_MESSAGE_NUMBERS = 64
+MESSAGE_NUMBERS = 64
 # A team may be idle for days. That somebody has ended shows at once: the connection breaks.
 _NO_TIMEOUT = timedelta(days=3650)
 _ENDED = "ended"
@@ -38,13 +38,13 @@ class Team:
 
     def send(self, *numbers: int) -> None:
         """Send a message to all others, which are to receive it."""
-        message = torch.zeros(_MESSAGE_NUMBERS, dtype=torch.int64)
+        message = torch.zeros(MESSAGE_NUMBERS, dtype=torch.int64)
         message[: len(numbers)] = torch.tensor(numbers)
         dist.broadcast(message, 0, group=self.control)
 
     def receive(self) -> list[int]:
         """Wait for the next message of rank 0; raises RuntimeError when rank 0 has ended."""
-        message = torch.zeros(_MESSAGE_NUMBERS, dtype=torch.int64)
+        message = torch.zeros(MESSAGE_NUMBERS, dtype=torch.int64)
         dist.broadcast(message, 0, group=self.control)
         return message.tolist()
 
