@@ -206,8 +206,10 @@ class EngineConfig:
     draft_kv_memory_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
-        counts = ("max_running", "prefill_chunk_tokens", "max_batch_tokens", "kv_memory_bytes")
-        counts += ("speculate_tokens", "speculate_below", "draft_kv_memory_bytes")
+        counts = (
+            *("max_running", "prefill_chunk_tokens", "max_batch_tokens", "kv_memory_bytes"),
+            *("speculate_tokens", "speculate_below", "draft_kv_memory_bytes"),
+        )
         for name in counts:
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -221,11 +223,8 @@ class EngineConfig:
         if self.task not in get_args(Task):
             raise ValueError(f"task must be one of {', '.join(get_args(Task))}, not {self.task!r}")
         if self.speculate not in get_args(Speculate):
-            raise ValueError(
-                f"speculate must be one of {', '.join(get_args(Speculate))}, not {self.speculate!r}"
-            )
-        if self.speculate == "draft" and self.draft_model is None:
-            raise ValueError("speculate 'draft' needs a draft_model")
+            known = ", ".join(get_args(Speculate))
+            raise ValueError(f"speculate must be one of {known}, not {self.speculate!r}")
         if any(size < 1 for size in self.preferred_batch_sizes):
             raise ValueError(
                 f"preferred_batch_sizes must be at least 1 each, not {self.preferred_batch_sizes}"

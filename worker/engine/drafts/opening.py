@@ -14,8 +14,7 @@ from worker.engine.types import EngineConfig
 def drafter(loaded: loader.Loaded, config: EngineConfig) -> Drafter | None:
     """Return the drafter of a model, None if it is to have none; raises errors.ModelUnavailable."""
     if config.speculate == "draft":
-        assert config.draft_model is not None
-        return _load(config.draft_model, loaded, config)
+        return _load(config.draft_model or "", loaded, config)
     return Lookup() if config.speculate == "lookup" else None
 
 
@@ -39,6 +38,9 @@ def over(draft: loader.Loaded, loaded: loader.Loaded, config: EngineConfig) -> D
 
 
 def _load(source: str, loaded: loader.Loaded, config: EngineConfig) -> DraftModel:
+    if not source:
+        reason = "LONGHAUL_SPECULATE=draft needs a draft_model"
+        raise errors.ModelUnavailable(name="the draft model", source="-", reason=reason)
     own = dataclasses.replace(config, revision=None, context_tokens=None, task="generate")
     draft = loader.load(source, own, "the draft model")
     try:
