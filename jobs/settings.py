@@ -235,7 +235,7 @@ class Settings(BaseSettings):
         " step, with the same results: lookup finds them in prompt and output, draft asks the draft_model.",
     )
     speculate_tokens: int = Field(10, gt=0, description="Most tokens guessed for a request in one step.")
-    speculate_below: int = Field(16, gt=0, description="Nothing is guessed while so many requests run.")
+    speculate_below: int = Field(8, gt=0, description="Nothing is guessed while so many requests run.")
     draft_kv_memory_bytes: int = Field(
         256 << 20, gt=0, description="Memory for keys and values of a draft model, on top of kv_memory_bytes."
     )

@@ -201,7 +201,7 @@ class EngineConfig:
     task: Task = "auto"
     speculate: Speculate = "lookup"
     speculate_tokens: int = 10
-    speculate_below: int = 16
+    speculate_below: int = 8
     draft_model: str | None = None
     draft_kv_memory_bytes: int = 256 << 20
 

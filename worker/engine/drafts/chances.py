@@ -11,7 +11,7 @@ _DRIFT = 0.005
 _JOBS = 64
 # A step takes as long as so many tokens, and 1 more for each: measured on a CPU; on a GPU by the ratio of
 # its compute to its bandwidth.
-_FIXED_TOKENS = {"cpu": 12.0, "cuda": 128.0}
+_FIXED_TOKENS = {"cpu": 24.0, "cuda": 128.0}
 
 
 def fixed_tokens(device: str) -> float:
