@@ -49,6 +49,11 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
         trust_remote_code=model.trust_remote_code,
         pickle_weights=model.pickle_weights,
         task=model.task,
+        speculate=settings.speculate,
+        speculate_tokens=settings.speculate_tokens,
+        speculate_below=settings.speculate_below,
+        draft_model=model.draft_model,
+        draft_kv_memory_bytes=settings.draft_kv_memory_bytes,
     )
     if model.engine == "echo":
         from worker.engine.echo import EchoEngine
