@@ -1,5 +1,6 @@
 """What a model takes, learnt on torch's meta device: its code runs, and nothing is loaded or computed."""
 
+import dataclasses
 import re
 import weakref
 from collections.abc import Callable
@@ -63,21 +64,25 @@ def of_source(source: str, config: EngineConfig, dtype: torch.dtype | None, para
         halves = (torch.bfloat16, torch.float16)
         picked = dtype or (own.dtype if own.dtype in halves else torch.bfloat16)
         auto = heads.auto_class(own, options, "generate")
+        # Products of experts run in bfloat16 alone on the meta device.
         with torch.device("meta"):
-            model = auto.from_config(own, dtype=picked, trust_remote_code=config.trust_remote_code)
-        return of_model(model.eval(), config, parallel)
+            model = auto.from_config(own, dtype=torch.bfloat16, trust_remote_code=config.trust_remote_code)
+        return of_model(model.eval(), config, parallel, picked)
     except Exception as error:  # a model's own code and files may raise anything
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise errors.ModelUnavailable(name=source, source=source, reason=reason) from error
 
 
-def of_model(model: Any, config: EngineConfig, parallel: int = 1) -> Footprint:
-    """Return what a model on the meta device needs; raises ValueError or guards.Unsupported with the reason
-    why the fast engine does not run it.
+def of_model(
+    model: Any, config: EngineConfig, parallel: int = 1, dtype: torch.dtype | None = None
+) -> Footprint:
+    """Return what a model on the meta device needs in a dtype (None: its own) at least as wide as its own;
+    raises ValueError or guards.Unsupported with the reason why the fast engine does not run it.
     """
     guards.check_config(model)
     model.set_attn_implementation(interface.NAME)
     layout = runner.ModelRunner(model).layout
+    wider = (dtype or model.dtype).itemsize // model.dtype.itemsize
     if any(layer_heads % parallel for layer_heads, _, _ in layout.layers):
         counts = sorted({layer_heads for layer_heads, _, _ in layout.layers})
         raise ValueError(f"{', '.join(map(str, counts))} KV heads cannot be divided among {parallel} cards")
@@ -89,15 +94,15 @@ def of_model(model: Any, config: EngineConfig, parallel: int = 1) -> Footprint:
     head = products.pop(id(model.get_output_embeddings().weight))
     return Footprint(
         type(model).__name__,
-        model.dtype,
+        dtype or model.dtype,
         sum(p.numel() for p in model.parameters()),
-        _weight_bytes(model, parallel),
+        wider * _weight_bytes(model, parallel),
         sum(products.values()),
         head,
         sum(heads_of_layers.sizes.values()),
-        layout,
-        max(step, drawing),
-        peak_bytes(lambda: _forward(model, _Attention(), rows, rows)),
+        dataclasses.replace(layout, dtype=dtype or model.dtype),
+        max(wider * step, drawing),
+        wider * peak_bytes(lambda: _forward(model, _Attention(), rows, rows)),
         vocabulary,
         config.context_tokens or tokens.context_of(model.config, None),
         parallel,
