@@ -1,5 +1,4 @@
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,7 +26,10 @@ _FOUR_BILLION = Footprint(
     vocabulary=150_000,
     context_tokens=262_144,
 )
-_need: Callable[..., Footprint] = lambda **changed: dataclasses.replace(_FOUR_BILLION, **changed)
+
+
+def _need(**changed: Any) -> Footprint:
+    return dataclasses.replace(_FOUR_BILLION, **changed)
 
 
 def _plan(need: Footprint = _FOUR_BILLION, memory: int = 24 * GB, **changed: Any) -> sizing.Plan:
@@ -138,7 +140,7 @@ def test_cards_that_cannot_share_the_heads_are_not_advised() -> None:
 def test_a_card_with_less_than_a_page_left_is_refused() -> None:
     taken = 24 * GB - _plan().kv_bytes
     spare = sizing.spare_bytes(24 * GB) - sizing.spare_bytes(taken)
-    with pytest.raises(DoesNotFit, match="less than a page of 37.7 MB"):
+    with pytest.raises(DoesNotFit, match=r"less than a page of 37\.7 MB"):
         _plan(memory=taken - spare + 10_000_000)
 
 
