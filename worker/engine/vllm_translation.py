@@ -8,6 +8,8 @@ from worker.engine.types import EngineConfig, Sampling, TokenLogprobs
 _LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 0.01, 2.0
 _HIGHEST_PENALTY = 2.0
 _SEEDS = 2**63 - 1
+# On a GPU its model runner raises for more, which ends the engine and not the request.
+_MOST_BIASED, _MOST_ENDS = 1024, 128
 
 
 def refusal(wanted: Sampling, end_ids: frozenset[int]) -> str | None:
@@ -26,6 +28,10 @@ def refusal(wanted: Sampling, end_ids: frozenset[int]) -> str | None:
             return f"engine vllm takes a {name} of -2 to 2, not {getattr(wanted, name)}"
     if wanted.repetition_penalty != 1 and wanted.logit_bias:
         return "engine vllm adds logit_bias before repetition_penalty, not after it: use one of them"
+    if len(dict(wanted.logit_bias)) > _MOST_BIASED:
+        return f"engine vllm takes a logit_bias of at most {_MOST_BIASED} tokens"
+    if len(end_ids) > _MOST_ENDS and wanted.min_tokens > 1:
+        return f"engine vllm takes min_tokens with at most {_MOST_ENDS} tokens that end an output"
     if wanted.ignore_eos and end_ids and wanted.min_tokens > 1:
         return "engine vllm keeps end-of-sequence tokens out before min_tokens even with ignore_eos"
     return None

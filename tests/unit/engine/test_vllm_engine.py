@@ -1,4 +1,4 @@
-"""What the engine does around vLLM, on a twin of it; with vLLM itself: tests/integration/test_vllm.py."""
+"""What the engine does around vLLM, on a twin of it; with vLLM itself: the integration test of this name."""
 
 import importlib.util
 from collections.abc import Callable

@@ -26,6 +26,7 @@ def arguments(options: dict[str, Any] | None = None, built_for: str = "cpu", **c
         {"frequency_penalty": 2.5},
         {"repetition_penalty": 1.1, "logit_bias": ((1, 2.0),)},
         {"ignore_eos": True, "min_tokens": 2},
+        {"logit_bias": tuple((id, 1.0) for id in range(1025))},
     ],
 )
 def test_what_vllm_would_do_in_another_way_is_refused(wanted: dict[str, Any]) -> None:
@@ -47,6 +48,11 @@ def test_what_vllm_would_do_in_another_way_is_refused(wanted: dict[str, Any]) ->
 )
 def test_the_rest_is_taken(wanted: dict[str, Any]) -> None:
     assert refusal(Sampling(8, **wanted), ENDS) is None
+
+
+def test_many_end_tokens_are_refused_only_where_they_are_held_back() -> None:
+    assert refusal(Sampling(8, min_tokens=2), frozenset(range(129))) is not None
+    assert refusal(Sampling(8, min_tokens=1), frozenset(range(129))) is None
 
 
 def test_ignore_eos_with_min_tokens_is_taken_when_no_token_ends_the_output() -> None:
