@@ -12,10 +12,9 @@ from typing import Any, Protocol
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from jobs import errors, tokens
+from worker.engine import loader, vllm_core, vllm_translation
 from worker.engine import source as sources
-from worker.engine import vllm_core, vllm_translation
 from worker.engine.base import Engine
-from worker.engine.loader import end_ids
 from worker.engine.rows import RowState
 from worker.engine.types import Completion, EngineConfig, Request, Row
 
@@ -78,7 +77,7 @@ class VllmEngine(Engine):
             model = AutoConfig.from_pretrained(location, **options)
             context = config.context_tokens or tokens.context_of(model, tokenizer)
             arguments = vllm_translation.engine_arguments(location, options, config, context, device)
-            ends = end_ids(_generation_config(location, options), model, tokenizer)
+            ends = loader.end_ids(_generation_config(location, options), model, tokenizer)
             return cls(vllm_core.Core(arguments), tokenizer, context, ends, config)
         except Exception as error:  # a model's own code and files may raise anything
             reason = str(error).strip().split("\n")[0] or type(error).__name__
