@@ -41,8 +41,10 @@ class ModelSettings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = Field(
         "auto", description="Precision of the weights; auto: what suits device and model."
     )
-    engine: Literal["auto", "echo"] = Field(
-        "auto", description="'echo' repeats the prompt: for tests and benchmarks of the system."
+    engine: Literal["auto", "vllm", "echo"] = Field(
+        "auto",
+        description="What runs it: auto is our own; vllm is vLLM, where that is installed (docs/vllm.md);"
+        " 'echo' repeats the prompt: for tests and benchmarks of the system.",
     )
     task: Literal["auto", "generate", "embed"] = Field(
         "auto",

@@ -60,6 +60,10 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
 
         return EchoEngine.open(model.source, config, faults=model.faults, name=name)
     tokens.import_transformers()
+    if model.engine == "vllm":
+        from worker.engine.vllm_engine import VllmEngine
+
+        return VllmEngine.open(model.source, config, name)
     from worker.engine import opening
 
     return opening.open_model(model.source, config, name)
