@@ -136,8 +136,7 @@ def _merged(out: Tensor, lse: Tensor, shared: Shared, more: Tensor, more_lse: Te
     # Without keys flash-attn gives an LSE of +inf.
     own_lse = lse.masked_fill(lse == torch.inf, -torch.inf).unflatten(1, groups)[:, None]
     lses = torch.cat([own_lse, torch.where(there, more_lse[at], -torch.inf)], 1)  # [T, 1 + L, G, M]
-    total = lses.logsumexp(1, keepdim=True).clamp(min=torch.finfo(lses.dtype).min)
-    weights = torch.exp(lses - total)[..., None]
+    weights = lses.softmax(1)[..., None]
     merged = weights[:, 0] * out.unflatten(1, groups)
     for nth in range(at.shape[1]):  # one after the other: all at once would be as many times the memory
         # What is in no row is not even a number: no weight makes it nothing.
