@@ -65,4 +65,6 @@ class PagedStep:
     whole: Own
     own: Own
     shared: Shared | None
+    copies: tuple[Tensor, Tensor] | None = None
+    """Pages [n] int64 to copy before all else, and to which [n]."""
     attention_calls: int = 0
