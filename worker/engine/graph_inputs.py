@@ -1,4 +1,4 @@
-"""The tensors a recorded step reads: always the same ones, filled with each step and with padding behind it."""
+"""The tensors a recorded step reads: always the same ones, filled with each step and with padding behind."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,10 +32,12 @@ class Inputs:
         self._whole = _DecodeRows(stage, shape.rows, shape.whole, size) if shape.whole else None
         self._shared = _SharedRows(stage, shape, size) if shape.shared_rows else None
         own = Own(shape.rows, self._own.rows, None)
-        tokens = (self._ids, self._positions, self._wanted, self._slots)
         self.step = PagedStep(
             pool,
-            *(filled.tensor for filled in tokens),
+            self._ids.tensor,
+            self._positions.tensor,
+            self._wanted.tensor,
+            self._slots.tensor,
             own if self._whole is None else Own(shape.rows, self._whole.rows, None),
             own,
             None if self._shared is None else self._shared.shared,

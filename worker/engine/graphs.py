@@ -87,17 +87,20 @@ class Graphs:
         if shape in self._refused:
             return None
         if len(self._graphs) >= self._limits.graphs or self.counts.bytes >= self._limits.bytes:
-            return self._refuse(shape, f"{len(self._graphs)} graphs hold {self.counts.bytes} bytes")
+            self._refuse(shape, f"{len(self._graphs)} graphs hold {self.counts.bytes} bytes")
+            return None
         before = self._device.free_bytes()
         try:
             graph = _Graph(self._device, self._forward, shape, pool)
         except Exception as error:  # whatever keeps it from being recorded, it can be computed
             if device_errors.is_lost(error):
                 raise
-            return self._refuse(shape, f"{type(error).__name__}: {error}")
+            self._refuse(shape, f"{type(error).__name__}: {error}")
+            return None
         taken = max(0, before - self._device.free_bytes())
         if self.counts.bytes + taken > self._limits.bytes:
-            return self._refuse(shape, f"it takes {taken} bytes, others {self.counts.bytes}")
+            self._refuse(shape, f"it takes {taken} bytes, others {self.counts.bytes}")
+            return None
         self.counts.bytes += taken
         self.counts.captured += 1
         self._graphs[shape] = graph
