@@ -37,11 +37,6 @@ class Pool:
             tokens = layer.flatten(0, 1)
             tokens.index_copy_(0, targets, tokens.index_select(0, sources))
 
-    def copy(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy whole pages, all at once: a source may be the target of another copy."""
-        for layer in (*self.keys, *self.values):
-            layer.index_copy_(0, targets, layer.index_select(0, sources))
-
     def _zeros(self, pages: int, heads: int, size: int) -> Tensor:
         shape = (pages, self.page_tokens, heads, size)
         return torch.zeros(shape, dtype=self.layout.dtype, device=self.layout.device)
