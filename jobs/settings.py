@@ -41,8 +41,10 @@ class ModelSettings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = Field(
         "auto", description="Precision of the weights; auto: what suits device and model."
     )
-    engine: Literal["auto", "echo"] = Field(
-        "auto", description="'echo' repeats the prompt: for tests and benchmarks of the system."
+    engine: Literal["auto", "vllm", "echo"] = Field(
+        "auto",
+        description="What runs it: auto is our own; vllm is vLLM, where that is installed (docs/vllm.md);"
+        " 'echo' repeats the prompt: for tests and benchmarks of the system.",
     )
     task: Literal["auto", "generate", "embed"] = Field(
         "auto",
@@ -71,6 +73,10 @@ class ModelSettings(BaseModel):
         "auto",
         description="think: it reasons up to `</think>` before it answers, which becomes `reasoning_content`;"
         " auto: if its chat template says `</think>`.",
+    )
+    draft_model: str | None = Field(
+        None,
+        description="A smaller model of the same vocabulary, as a source, for LONGHAUL_SPECULATE=draft.",
     )
     faults: tuple[str, ...] = Field(
         (), description="Faults the echo engine injects, such as 'kill:TEXT'. For tests."
@@ -241,6 +247,16 @@ class Settings(BaseSettings):
         "auto",
         description="Compile what a layer does between matrix products (torch.compile): auto on a GPU that"
         " has Triton; on also on a CPU; what does not compile runs as it is, with a log line.",
+    )
+    speculate: Literal["off", "lookup", "draft"] = Field(
+        "lookup",
+        description="How the fast engine guesses next tokens while few requests run, to check several in one"
+        " step, with the same results: lookup finds them in prompt and output, draft asks the draft_model.",
+    )
+    speculate_tokens: int = Field(10, gt=0, description="Most tokens guessed for a request in one step.")
+    speculate_below: int = Field(8, gt=0, description="Nothing is guessed while so many requests run.")
+    draft_kv_memory_bytes: int = Field(
+        256 << 20, gt=0, description="Memory for keys and values of a draft model, on top of kv_memory_bytes."
     )
     flush_seconds: float = Field(
         2, gt=0, description="Finished requests are written to a part at least this often."

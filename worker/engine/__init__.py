@@ -37,6 +37,10 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
 
         return EchoEngine.open(model.source, config, faults=model.faults, name=name)
     tokens.import_transformers()
+    if model.engine == "vllm":
+        from worker.engine.vllm_engine import VllmEngine
+
+        return VllmEngine.open(model.source, config, name)
     from worker.engine import opening
 
     return opening.open_model(model.source, config, name)
@@ -70,4 +74,9 @@ def _config(model: ModelSettings, settings: Settings) -> EngineConfig:
         trust_remote_code=model.trust_remote_code,
         pickle_weights=model.pickle_weights,
         task=model.task,
+        speculate=settings.speculate,
+        speculate_tokens=settings.speculate_tokens,
+        speculate_below=settings.speculate_below,
+        draft_model=model.draft_model,
+        draft_kv_memory_bytes=settings.draft_kv_memory_bytes,
     )

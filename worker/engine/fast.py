@@ -3,6 +3,7 @@ once.
 """
 
 import dataclasses
+import functools
 import gc
 import logging
 import os
@@ -16,6 +17,7 @@ from torch import Tensor
 from worker.engine import (
     choosing,
     compiling,
+    drafts,
     grammar,
     guards,
     heap,
@@ -26,7 +28,10 @@ from worker.engine import (
     runner,
     sdpa,
 )
+from worker.engine import speculation as speculating
 from worker.engine.base import Engine
+from worker.engine.drafts import lookup
+from worker.engine.drafts import opening as draft_opening
 from worker.engine.embeddings import engine as embedding_engine
 from worker.engine.embeddings.requests import EmbeddingRow
 from worker.engine.native import library
@@ -51,6 +56,7 @@ class FastEngine(Engine):
         config: EngineConfig,
         model: runner.Runner,
         clock: Callable[[], float] = time.monotonic,
+        drafter: drafts.Drafter | None = None,
     ) -> None:
         super().__init__(loaded.tokenizer, loaded.context_tokens, loaded.vocabulary, config)
         self._eos_ids = loaded.eos_ids
@@ -63,13 +69,16 @@ class FastEngine(Engine):
         self._clock = clock
         self._model_seconds = 0.0
         self._scheduler = Scheduler(self._memory, config, self.stats, clock)
+        if drafter is None and config.speculate == "lookup":
+            drafter = lookup.Lookup()
+        self._speculation = speculating.Speculation(drafter, config, self.stats, model.layout.device.type)
 
     @classmethod
     def over(cls, loaded: loader.Loaded, config: EngineConfig) -> "FastEngine":
         """Return an engine over a loaded model; raises guards.Unsupported, with the model as it was."""
         compiler = compiling.choose(config.compile, loaded.device)
         ready = guards.prepare(loaded.model, leading.backend(), compiler)
-        engine = cls(loaded, config, leading.lead(ready))
+        engine = cls(loaded, config, leading.lead(ready), drafter=draft_opening.drafter(loaded, config))
         compiler.count_in(engine.stats)
         engine.stats.plain_attention = int(sdpa.refusals() > 0)
         engine.stats.native_kernels = int(not ready.reads_beyond)
@@ -112,9 +121,10 @@ class FastEngine(Engine):
         self._continue_from(self._ready_prompts())
         batch = self._scheduler.next_batch()
         if batch is not None:
-            self._run(batch)
+            self._run(self._speculation.extend(batch, self._scheduler.running))
         if not self._running:  # maybe because a choice failed, and others with it: no step may follow
             self._scheduler.sweep()
+        self._speculation.sweep(self._scheduler.running)
         if self.config.prefix_ttl_seconds is not None:
             self._scheduler.trie.expire(self._clock() - self.config.prefix_ttl_seconds)
         self.stats.kv_bytes_in_use = self._memory.used
@@ -142,6 +152,7 @@ class FastEngine(Engine):
         self._memory = kv.Memory(self._memory.layout, self._memory.budget)
         del self._pack
         self._scheduler = Scheduler(self._memory, self.config, self.stats, self._clock)
+        self._speculation = speculating.Speculation(None, self.config, self.stats, "cpu")
         del self._runner
         self._embedder = None
         gc.collect()
@@ -165,8 +176,8 @@ class FastEngine(Engine):
         if len(rows) == len(logits):
             self._choose(sequences, logits)
             return
-        if sequences:
-            self._choose(sequences, logits[torch.tensor(rows, device=logits.device)])
+        self._choose_from(logits, sequences, rows)
+        self._speculation.accept(packed.drafted, functools.partial(self._choose_from, logits))
         self._continue_from(self._ready_prompts())
 
     @contextmanager
@@ -183,6 +194,10 @@ class FastEngine(Engine):
     def _continue_from(self, sequences: list[Sequence]) -> None:
         if sequences:
             self._choose(sequences, torch.stack([s.node.logits for s in sequences]))  # type: ignore[misc]
+
+    def _choose_from(self, logits: Tensor, sequences: list[Sequence], rows: list[int]) -> None:
+        if sequences:
+            self._choose(sequences, logits[torch.tensor(rows, device=logits.device)])
 
     def _choose(self, sequences: list[Sequence], logits: Tensor) -> None:
         """Give each sequence its next token; hand over those that end."""

@@ -46,7 +46,7 @@ def prepare(
     """Set a model's attention to ours and return its runner, tried; raises Unsupported with the model as it
     was. `compiler` None compiles nothing.
     """
-    _check_config(model)
+    check_config(model)
     before = model.config._attn_implementation
     try:
         expected = [_plain_logits(model, ids) for ids in _trial_prompts(model)]
@@ -102,7 +102,7 @@ def _try_faster(ready: runner.ModelRunner, model: Any, expected: list[Tensor], c
     return False
 
 
-def _check_config(model: Any) -> None:
+def check_config(model: Any) -> None:
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) | set(
         getattr(config, "layers_block_type", None) or ()

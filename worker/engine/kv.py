@@ -159,8 +159,12 @@ class Slot:
         self.length = max(self.length, at + tokens)
 
     def grown(self) -> "Slot":
-        """Return a larger slot with the same content; this one is released."""
-        larger = Slot(self._memory, self.capacity + 1)
+        """Return a slot for one token more at least, see `moved`."""
+        return self.moved(self.capacity + 1)
+
+    def moved(self, tokens: int) -> "Slot":
+        """Return a larger slot, for at least so many tokens, with the same content; this one is released."""
+        larger = Slot(self._memory, tokens)
         larger.storage.copy(0, self.storage, 0, self.length)
         larger.length = self.length
         self.release()

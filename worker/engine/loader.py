@@ -69,11 +69,8 @@ def load(source: str, config: EngineConfig, name: str | None = None) -> Loaded:
 
 def wrap(model: Any, tokenizer: Any, context_tokens: int | None = None) -> Loaded:
     """Make a model and tokenizer that are in memory ready to run."""
-    text = model.config.get_text_config()
     generation = getattr(model, "generation_config", None)  # a model without a head has none
-    eos_ids = _ids(getattr(generation, "eos_token_id", None))
-    eos_ids = eos_ids or _ids(getattr(text, "eos_token_id", None))
-    eos_ids |= _ids(getattr(tokenizer, "eos_token_id", None))
+    eos_ids = end_ids(generation, model.config, tokenizer)
     # Sampling defaults that come with a checkpoint must not act behind a request's back.
     model.generation_config = GenerationConfig()
     model.eval()
@@ -82,11 +79,20 @@ def wrap(model: Any, tokenizer: Any, context_tokens: int | None = None) -> Loade
         tokenizer,
         context_tokens or _context_of(model, tokenizer),
         model.get_input_embeddings().weight.shape[0],
-        frozenset(eos_ids),
+        eos_ids,
         min(eos_ids, default=0),
         model.device,
         LAST if heads.is_causal(model.config) else MEAN,
     )
+
+
+def end_ids(generation: Any, config: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that end a sequence by a model's generation config (or None), its config and
+    tokenizer.
+    """
+    ids = _ids(getattr(generation, "eos_token_id", None))
+    ids = ids or _ids(getattr(config.get_text_config(), "eos_token_id", None))
+    return frozenset(ids | _ids(getattr(tokenizer, "eos_token_id", None)))
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -139,7 +145,7 @@ def _load_model(location: str, options: dict[str, Any], wanted: EngineConfig, de
     auto = heads.auto_class(config, options, wanted.task)
     team = parallel.current()
     if team is not None:
-        share = parallel.load_options(team, config, wanted.task, "gguf_file" in options)
+        share = parallel.load_options(team, config, wanted, "gguf_file" in options)
         return load_weights(auto, location, wanted.pickle_weights, options | share | {"dtype": picked})
     if "gguf_file" in options:
         model = _without_quantization(auto.from_pretrained(location, dtype=picked, **options))

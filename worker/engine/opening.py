@@ -21,6 +21,8 @@ def open_model(source: str, config: EngineConfig, name: str | None = None) -> En
     loaded = loader.load(source, config, name)
     try:
         engine = over(loaded, config, name)
+    except errors.ModelUnavailable:  # its draft model
+        raise
     except library.Unavailable as error:
         reason = f"LONGHAUL_KERNELS=native: {error}"
         raise errors.ModelUnavailable(name=name, source=source, reason=reason) from error
@@ -73,6 +75,8 @@ def _best(loaded: loader.Loaded, config: EngineConfig, name: str) -> Engine:
             return FastEngine.over(loaded, config)
         except guards.Unsupported as reason:
             log.warning("fallback to transformers' generate name=%s reason=%r", name, str(reason))
+    if config.speculate == "draft":
+        log.warning("the fallback has no use for a draft model name=%s", name)
     engine = FallbackEngine(loaded, config)
     engine.stats.fallbacks = 1
     return engine

@@ -11,6 +11,7 @@ from worker.engine import kv, prefix
 from worker.engine.paged_step import PagedStep
 from worker.engine.scheduler import Batch, Chunk
 from worker.engine.sequence import Sequence
+from worker.engine.speculation import Drafted
 from worker.engine.step import Part, Step, Tokens, Write
 
 
@@ -25,11 +26,14 @@ class Scored:
 
 @dataclass(frozen=True)
 class Packed:
-    """A step and, for each row of its logits, whose last token it is; None: it is one in `scored`."""
+    """A step and, for each row of its logits, whose last token it is; None: it is one in `scored` or, after
+    the first, in `drafted`.
+    """
 
     step: Step | PagedStep
     ends: list[Sequence | prefix.Node | None]
     scored: list[Scored]
+    drafted: list[Drafted]
 
 
 def pack(batch: Batch, device: torch.device, cascade: bool = True) -> Packed:
@@ -37,8 +41,11 @@ def pack(batch: Batch, device: torch.device, cascade: bool = True) -> Packed:
     others.
     """
     packer = _Packer(device)
-    if batch.decode:
-        packer.decode(sorted(batch.decode, key=_place))
+    plain = [sequence for sequence in batch.decode if sequence not in batch.drafts]
+    if plain:
+        packer.decode(sorted(plain, key=_place))
+    for sequence, tokens in batch.drafts.items():
+        packer.draft(sequence, tokens)
     for chunk in batch.chunks:
         packer.prefill(chunk)
     return packer.packed(cascade)
@@ -52,6 +59,7 @@ class _Packer:
         self._wanted: list[int] = []
         self._ends: list[Sequence | prefix.Node | None] = []
         self._scored: list[Scored] = []
+        self._drafted: list[Drafted] = []
         self._writes: list[Write] = []
         self._spans: list[tuple[slice, dict[str, Any]]] = []
         self._earlier: list[tuple[slice, dict[str, Any]]] = []
@@ -103,6 +111,14 @@ class _Packer:
             self._wanted.append(tokens.stop - 1)
             self._ends.append(target)
 
+    def draft(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Add the last token of a sequence and those that may follow it; want the logits after each."""
+        at, first = len(self._ids), len(sequence.tokens) - 1
+        self.prefill(Chunk(sequence, [sequence.tokens[-1], *tokens], first, last=False))
+        self._drafted.append(Drafted(sequence, tokens, len(self._wanted)))
+        self._wanted += range(at, len(self._ids))
+        self._ends += [sequence] + [None] * len(tokens)
+
     def _score(self, sequence: Sequence, chunk: Chunk, at: int) -> None:
         """Want the logits after each token of a chunk that another token of the prompt follows."""
         count = min(len(chunk.tokens), sequence.prompt_length - 1 - chunk.first)
@@ -125,7 +141,7 @@ class _Packer:
                 shared.append(self._part(tokens, positions, fields))
         _mark_last(shared, len(self._ids))
         step = Step(self._tensor(self._ids), positions, self._tensor(self._wanted), self._writes, own, shared)
-        return Packed(step, self._ends, self._scored)
+        return Packed(step, self._ends, self._scored, self._drafted)
 
     def _sits_on(self, nodes: list[prefix.Node], tokens: slice) -> None:
         for node in nodes:

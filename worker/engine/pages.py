@@ -110,8 +110,8 @@ class Slot:
 class Memory:
     """Says which pages are free and how many hold on to each of the others.
 
-    `copies` are pages of which the first tokens, so many, are to be copied before the next step, by target. No
-    more than these: others may hold the target as well, and have the same there.
+    `copies` are pages of which the first tokens, so many, are to be copied before the next step, by target.
+    No more than these: others may hold the target as well, and have the same there.
     """
 
     paged = True

@@ -13,6 +13,7 @@ from worker.engine.packing import Packed, Scored
 from worker.engine.paged_step import Own, PagedStep, Rows, Shared
 from worker.engine.scheduler import Batch, Chunk
 from worker.engine.sequence import Sequence as Request
+from worker.engine.speculation import Drafted
 
 Stage = Callable[[NDArray[Any]], Tensor]
 
@@ -46,13 +47,15 @@ class Packer:
         self._planned: tuple[list[bytes], list[cascade.Segment]] | None = None
 
     def pack(self, batch: Batch) -> Packed:
-        """Pack decoding sequences, then the chunks."""
-        rows = [self._decode(sequence) for sequence in batch.decode]
+        """Pack decoding sequences, those with drafts, then the chunks."""
+        plain = [sequence for sequence in batch.decode if sequence not in batch.drafts]
+        rows = [self._decode(sequence) for sequence in plain]
+        rows += [self._decode(sequence, tokens) for sequence, tokens in batch.drafts.items()]
         rows += [self._chunk(chunk) for chunk in batch.chunks]
-        wanted = _Wanted(batch)
+        wanted = _Wanted(plain, batch)
         segments = self._segments(rows)
         first_pages = cascade.starts(segments, len(rows))
-        decodes = len(batch.decode)
+        decodes = len(plain)
         own = self._own(rows, decodes, first_pages)
         whole = self._own(rows, decodes, [0] * len(rows)) if segments and self._windows else own
         positions = np.concatenate([np.arange(row.first, row.end) for row in rows])
@@ -74,13 +77,13 @@ class Packer:
             shared=self._shared(segments, rows) if segments else None,
             copies=self._copies(),
         )
-        return Packed(step, wanted.ends, wanted.scored)
+        return Packed(step, wanted.ends, wanted.scored, wanted.drafted)
 
-    def _decode(self, sequence: Request) -> _Row:
+    def _decode(self, sequence: Request, drafted: Sequence[int] = ()) -> _Row:
         slot = sequence.slot
         assert isinstance(slot, pages.Slot)
         shared = slot.start // self._memory.page_tokens
-        return _Row(sequence.tokens[-1:], len(sequence.tokens) - 1, slot.table, shared)
+        return _Row([sequence.tokens[-1], *drafted], len(sequence.tokens) - 1, slot.table, shared)
 
     def _chunk(self, chunk: Chunk) -> _Row:
         target, size = chunk.target, self._memory.page_tokens
@@ -150,11 +153,17 @@ class Packer:
 class _Wanted:
     """Which packed tokens' logits are needed, and for whom."""
 
-    def __init__(self, batch: Batch) -> None:
-        self.tokens: list[int] = list(range(len(batch.decode)))
-        self.ends: list[Request | prefix.Node | None] = list(batch.decode)
+    def __init__(self, plain: list[Request], batch: Batch) -> None:
+        self.tokens: list[int] = list(range(len(plain)))
+        self.ends: list[Request | prefix.Node | None] = list(plain)
         self.scored: list[Scored] = []
-        at = len(batch.decode)
+        self.drafted: list[Drafted] = []
+        at = len(plain)
+        for sequence, drafted in batch.drafts.items():
+            self.drafted.append(Drafted(sequence, drafted, len(self.tokens)))
+            self.tokens += range(at, at + 1 + len(drafted))
+            self.ends += [sequence] + [None] * len(drafted)
+            at += 1 + len(drafted)
         for chunk in batch.chunks:
             self._add(chunk, at)
             at += len(chunk.tokens)

@@ -15,6 +15,8 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
+from worker.engine.types import EngineConfig
+
 MESSAGE_NUMBERS = 64
 # A team may be idle for days. That somebody has ended shows at once: the connection breaks.
 _NO_TIMEOUT = timedelta(days=3650)
@@ -130,14 +132,16 @@ def _device(wanted: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def load_options(team: Team, config: Any, task: str, gguf: bool) -> dict[str, Any]:
+def load_options(team: Team, config: Any, wanted: EngineConfig, gguf: bool) -> dict[str, Any]:
     """Return what makes transformers load the share of one rank; raises ValueError with one line for a model
     that cannot be shared.
     """
     text = config.get_text_config()
     plan = getattr(text, "base_model_tp_plan", None) or getattr(config, "base_model_tp_plan", None)
-    if task == "embed":
+    if wanted.task == "embed":
         raise ValueError(f"a model spread over {team.size} ranks does not embed")
+    if wanted.speculate == "draft":
+        raise ValueError(f"a model spread over {team.size} ranks has no draft model (LONGHAUL_SPECULATE)")
     if gguf:
         raise ValueError(f"a GGUF file is not spread over {team.size} ranks; safetensors are")
     if not plan:

@@ -4,7 +4,7 @@ import bisect
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from worker.engine import kv, lengths, pages, prefix, queue_delay
 from worker.engine.admission import Admission, PagedAdmission
@@ -38,6 +38,8 @@ class Batch:
 
     decode: list[Sequence]
     chunks: list[Chunk]
+    drafts: dict[Sequence, list[int]] = field(default_factory=dict)
+    """What some of `decode` may go on with, computed beside their last token."""
 
 
 class Scheduler:

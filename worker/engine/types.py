@@ -11,6 +11,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 Kernels = Literal["auto", "native", "torch"]
 Task = Literal["auto", "generate", "embed"]
 Compile = Literal["auto", "on", "off"]
+Speculate = Literal["off", "lookup", "draft"]
 _GREEDY_TEMPERATURE = 1e-5
 
 
@@ -172,6 +173,10 @@ class EngineConfig:
     prefix once for each request instead of once for all; `fast` off always takes transformers' `generate`;
     `kernels` auto compiles our own for a CPU where it can, native refuses to load without, torch never does.
 
+    `speculate` lookup drafts what followed the last tokens when they came before in prompt or output, draft
+    has a `draft_model` (a source) of the same vocabulary guess, with `draft_kv_memory_bytes` for its keys and
+    values: while fewer than `speculate_below` requests run, and at most `speculate_tokens` tokens each.
+
     `task` auto does what the model can: a causal LM generates and embeds, others embed; generate and embed
     ask for one alone. `tf32` lets a GPU round the factors of float32 products to 10 bits. `compile` has
     what a layer does between products compiled by torch: auto on a GPU that has Triton, on also on a CPU.
@@ -199,9 +204,18 @@ class EngineConfig:
     task: Task = "auto"
     tf32: bool = False
     compile: Compile = "auto"
+    speculate: Speculate = "lookup"
+    speculate_tokens: int = 10
+    speculate_below: int = 8
+    draft_model: str | None = None
+    draft_kv_memory_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
-        for name in ("max_running", "prefill_chunk_tokens", "max_batch_tokens", "kv_memory_bytes"):
+        counts = (
+            *("max_running", "prefill_chunk_tokens", "max_batch_tokens", "kv_memory_bytes"),
+            *("speculate_tokens", "speculate_below", "draft_kv_memory_bytes"),
+        )
+        for name in counts:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
@@ -215,6 +229,9 @@ class EngineConfig:
             raise ValueError(f"task must be one of {', '.join(get_args(Task))}, not {self.task!r}")
         if self.compile not in get_args(Compile):
             raise ValueError(f"compile must be one of {', '.join(get_args(Compile))}, not {self.compile!r}")
+        if self.speculate not in get_args(Speculate):
+            known = ", ".join(get_args(Speculate))
+            raise ValueError(f"speculate must be one of {known}, not {self.speculate!r}")
         if any(size < 1 for size in self.preferred_batch_sizes):
             raise ValueError(
                 f"preferred_batch_sizes must be at least 1 each, not {self.preferred_batch_sizes}"
@@ -262,6 +279,11 @@ class Stats:
     preemptions: int = 0
     tokens_recomputed: int = 0
     kv_bytes_in_use: int = 0
+    speculative_steps: int = 0
+    """Steps that computed drafts."""
+    draft_tokens: int = 0
+    draft_tokens_accepted: int = 0
+    draft_kv_bytes_in_use: int = 0
     embeddings_made: int = 0
     embedding_seconds: float = 0.0
 

@@ -45,6 +45,7 @@ class Shape:
     branch_pages: tuple[int, ...] = (2, 1, 3)
     piece_pages: int = 2
     padded_decodes: int = 0
+    padded_prefills: int = 0
     padded_shared: int = 0
     bounds: tuple[int, int] | None = None
     cascade: bool = True
@@ -81,6 +82,7 @@ shapes = st.builds(
     branch_pages=st.tuples(*[st.integers(1, 3)] * 3),
     piece_pages=st.integers(1, 3),
     padded_decodes=st.integers(0, 2),
+    padded_prefills=st.integers(0, 1),
     padded_shared=st.integers(0, 2),
     cascade=st.booleans(),
 )
@@ -186,10 +188,14 @@ class _Planter:
                 pages_of[key] = branch
         if decodes == len(rows):
             self._pad(padding, whole, own, inputs, slots)
+        else:
+            whole += [(0, 1, [0])] * self._shape.padded_prefills
+            own += [(0, 1, [0])] * self._shape.padded_prefills
         decodes += padding
         total = len(slots)
         real = [token for token in range(total) if token < decodes - padding or token >= decodes]
-        shared = self._shared(members, pages_of, total) if self._shape.cascade and members else None
+        some = self._shape.cascade and (members or self._shape.padded_shared)
+        shared = self._shared(members, pages_of, total) if some else None
         ids = torch.zeros(total, dtype=torch.long)
         every = self._own(whole, decodes)
         step = PagedStep(

@@ -46,7 +46,8 @@ def check(rows: list[Row], shape: Shape, scoring: Scoring, seed: int) -> None:
 @example(MIXED, Shape(), SCORING, 0)
 @example(MIXED, Shape(padded_decodes=2, padded_shared=2), Scoring(0.3, softcap=2.0), 0)
 @example([Row((0, 0, 0), PAGE - 1, 1, True, True)], Shape(), SCORING, 0)  # without own keys
-@example([Row((0,), 2, 1, False), Row((0,), 2, 1, False)], Shape(), SCORING, 0)
+@example([Row((), 2, 1, True)], Shape(padded_shared=1), SCORING, 0)  # nothing shared where something may be
+@example([Row((0,), 2, 1, False), Row((0,), 2, 1, False)], Shape(padded_prefills=1), SCORING, 0)
 def test_each_token_attends_to_all_its_keys(
     rows: list[Row], shape: Shape, scoring: Scoring, seed: int
 ) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import distributed as dist
 
 from tests.unit.engine import architectures
-from worker.engine import guards, leading, parallel
+from worker.engine import EngineConfig, guards, leading, parallel
 
 
 def _team(size: int) -> parallel.Team:
@@ -24,24 +24,27 @@ def _config(name: str, **changes: Any) -> Any:
 
 
 def test_a_model_with_a_plan_is_loaded_by_it() -> None:
-    options = parallel.load_options(_team(2), _config("qwen3"), "auto", gguf=False)
+    options = parallel.load_options(_team(2), _config("qwen3"), EngineConfig(), gguf=False)
     assert options["distributed_config"].tp_size == 2
     assert options["distributed_config"].tp_plan == "auto"
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "task", "gguf", "reason"),
+    ("name", "size", "fields", "gguf", "reason"),
     [
-        ("gpt2", 2, "auto", False, "no plan to spread a gpt2 model"),
-        ("qwen3", 4, "auto", False, "4 ranks do not divide its 2 heads (num_key_value_heads)"),
-        ("qwen3", 3, "auto", False, "3 ranks do not divide its 4 heads (num_attention_heads)"),
-        ("qwen3", 2, "embed", False, "does not embed"),
-        ("qwen3", 2, "auto", True, "a GGUF file is not spread"),
+        ("gpt2", 2, {}, False, "no plan to spread a gpt2 model"),
+        ("qwen3", 4, {}, False, "4 ranks do not divide its 2 heads (num_key_value_heads)"),
+        ("qwen3", 3, {}, False, "3 ranks do not divide its 4 heads (num_attention_heads)"),
+        ("qwen3", 2, {"task": "embed"}, False, "does not embed"),
+        ("qwen3", 2, {"speculate": "draft"}, False, "has no draft model"),
+        ("qwen3", 2, {}, True, "a GGUF file is not spread"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(name: str, size: int, task: str, gguf: bool, reason: str) -> None:
+def test_what_cannot_be_shared_is_refused(
+    name: str, size: int, fields: dict[str, Any], gguf: bool, reason: str
+) -> None:
     with pytest.raises(ValueError, match=r"\S") as refused:
-        parallel.load_options(_team(size), _config(name), task, gguf)
+        parallel.load_options(_team(size), _config(name), EngineConfig(**fields), gguf)
     assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
 
