@@ -13,33 +13,28 @@ import pytest
 from transformers import AutoTokenizer
 
 from jobs import servers
-from tests.integration import celery_worker
+from jobs.settings import ModelSettings, Settings
+from tests.integration.celery_worker import wait_until
+from tests.integration.system.system import MODEL, System, environment, said
 from tests.unit.engine import architectures
-from worker.engine import tiny
 
 _SECONDS = 60
+Start = Callable[..., System]
 
 
 class Ranks:
     """A running torchrun with the log of all ranks."""
 
-    def __init__(self, redis_url: str, directory: Path, model: Path) -> None:
+    def __init__(self, settings: Settings, directory: Path) -> None:
         self._log = directory / "ranks.log"
-        models = json.dumps({"tiny": {"source": str(model)}})
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("LONGHAUL_")}
+        here = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         port = str(servers.free_port())
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *torchrun, "-m", "worker.ranks", "--loglevel", "info"],
-                env=celery_worker.environment(
-                    redis_url,
-                    directory,
-                    LONGHAUL_MODELS=models,
-                    LONGHAUL_DRAIN_SECONDS="10",
-                    LONGHAUL_KV_MEMORY_BYTES="10000000",
-                    CUDA_VISIBLE_DEVICES="",
-                    OMP_NUM_THREADS="1",
-                ),
+                env=clean | environment(settings) | here,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -59,7 +54,7 @@ class Ranks:
         return next((event for event in lines if event["event"] == name), None)
 
     def wait_event(self, name: str) -> dict[str, Any]:
-        celery_worker.wait_until(lambda: self.event(name), f"{name}: {self.log[-3000:]}", _SECONDS)
+        wait_until(lambda: self.event(name), f"{name}: {self.log[-3000:]}", _SECONDS)
         found = self.event(name)
         assert found
         return found
@@ -69,11 +64,11 @@ class Ranks:
 
 
 @pytest.fixture
-def start(redis_url: str, tmp_path: Path) -> Iterator[Callable[[Path], Ranks]]:
+def start(tmp_path: Path) -> Iterator[Callable[[System], Ranks]]:
     started: list[Ranks] = []
 
-    def begin(model: Path) -> Ranks:
-        started.append(Ranks(redis_url, tmp_path, model))
+    def begin(one: System) -> Ranks:
+        started.append(Ranks(one.settings, tmp_path))
         return started[-1]
 
     yield begin
@@ -83,13 +78,30 @@ def start(redis_url: str, tmp_path: Path) -> Iterator[Callable[[Path], Ranks]]:
             ranks.process.wait(_SECONDS)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-def test_a_signal_to_all_ranks_drains_and_the_others_end_when_rank_0_does(
-    start: Callable[[Path], Ranks], tmp_path: Path, number: signal.Signals
+def _system(system: Start, **changes: Any) -> System:
+    return system(engine="auto", kv_memory_bytes=10_000_000, **changes)
+
+
+def test_a_job_is_done_by_two_ranks_which_drain_together(
+    system: Start, start: Callable[[System], Ranks]
 ) -> None:
-    ranks = start(tiny.tiny_model(tmp_path / "tiny"))
+    one = _system(system)
+    ranks = start(one)
+    job = one.submit([said(f"r{n}", f"say {n}", max_tokens=6, temperature=0) for n in range(4)])
+    counts = one.finished(job, _SECONDS).request_counts
+    assert (counts.completed, counts.failed) == (4, 0), ranks.log
+    _check_drains(ranks, signal.SIGTERM)
+
+
+@pytest.mark.long
+def test_ctrl_c_drains_all_ranks(system: Start, start: Callable[[System], Ranks]) -> None:
+    ranks = start(_system(system))
     ranks.wait_event("serving")
-    ranks.wait_event("following")
+    _check_drains(ranks, signal.SIGINT)
+
+
+def _check_drains(ranks: Ranks, number: signal.Signals) -> None:
+    """Signal torchrun, which passes it on to all ranks."""
     ranks.process.send_signal(number)
     ranks.end()
     assert ranks.wait_event("drained")
@@ -99,21 +111,21 @@ def test_a_signal_to_all_ranks_drains_and_the_others_end_when_rank_0_does(
     assert ranks.told == []
 
 
-def test_the_worker_ends_when_a_rank_dies(start: Callable[[Path], Ranks], tmp_path: Path) -> None:
-    ranks = start(tiny.tiny_model(tmp_path / "tiny"))
+def test_the_worker_ends_when_a_rank_dies(system: Start, start: Callable[[System], Ranks]) -> None:
+    ranks = start(_system(system))
     ranks.wait_event("serving")
     os.kill(ranks.wait_event("following")["pid"], signal.SIGKILL)
     assert ranks.end() != 0
     assert ranks.wait_event("stopped")
 
 
+@pytest.mark.long
 def test_a_model_without_a_plan_is_refused_with_one_line(
-    start: Callable[[Path], Ranks], tmp_path: Path
+    system: Start, start: Callable[[System], Ranks], tiny: Path, tmp_path: Path
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny.tiny_model(tmp_path / "tiny"))
-    tokenizer.save_pretrained(tmp_path / "gpt2")
-    architectures.build("gpt2").save_pretrained(tmp_path / "gpt2")
-    ranks = start(tmp_path / "gpt2")
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(tmp_path)
+    architectures.build("gpt2").save_pretrained(tmp_path)
+    ranks = start(_system(system, models={MODEL: ModelSettings(source=str(tmp_path))}))
     assert ranks.end() != 0
     (line,) = ranks.told
     assert "transformers has no plan to spread a gpt2 model over several ranks" in line
