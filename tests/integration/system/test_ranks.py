@@ -120,6 +120,17 @@ def test_the_worker_ends_when_a_rank_dies(system: Start, start: Callable[[System
 
 
 @pytest.mark.long
+def test_the_others_end_when_rank_0_dies(system: Start, start: Callable[[System], Ranks]) -> None:
+    ranks = start(_system(system))
+    rank_0 = int(ranks.wait_event("serving")["worker"].split("-")[-2])
+    follower = ranks.wait_event("following")["pid"]
+    os.kill(rank_0, signal.SIGKILL)
+    assert ranks.end() != 0
+    assert ranks.wait_event("a rank that follows failed")
+    assert not Path(f"/proc/{follower}").exists()
+
+
+@pytest.mark.long
 def test_a_model_without_a_plan_is_refused_with_one_line(
     system: Start, start: Callable[[System], Ranks], tiny: Path, tmp_path: Path
 ) -> None:
