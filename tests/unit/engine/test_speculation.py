@@ -19,7 +19,18 @@ from tests.unit.engine import architectures, exactness, hashing, test_features, 
 from tests.unit.engine.conftest import request
 from tests.unit.engine.exactness import Schedule
 from tests.unit.engine.test_exactness import NAMES, PREEMPTING, long_ones
-from worker.engine import EngineConfig, Request, drafts, guards, kv, loader, opening, speculation, tiny
+from worker.engine import (
+    EngineConfig,
+    Request,
+    drafts,
+    guards,
+    kv,
+    loader,
+    opening,
+    runner,
+    speculation,
+    tiny,
+)
 from worker.engine.drafts import chances, lookup
 from worker.engine.drafts.model import Cost, DraftModel, Limits
 from worker.engine.fast import FastEngine
@@ -302,7 +313,7 @@ def test_a_model_opens_with_its_draft_model(tiny_path: Path, tmp_path: Path) -> 
 STATES = 6
 
 
-class Markov:
+class Markov(runner.StorageRunner):
     """A model of which the next token depends on the last one alone, with known probabilities."""
 
     reads_beyond = False
