@@ -19,24 +19,24 @@ VOCABULARY = 11
 _SIZE = 4
 
 
-def pool(seed: int = 0) -> pages.Pool:
-    """Return pages full of random KV. Those for padding hold some too."""
-    layout = kv.Layout(((1, _SIZE, _SIZE),) * 2, torch.float64, torch.device("cpu"))
+def pool(device: str = "cpu") -> pages.Pool:
+    """Return pages full of random KV, always the same. The one for padding holds some too."""
+    layout = kv.Layout(((1, _SIZE, _SIZE),) * 2, torch.float64, torch.device(device))
     made = pages.Pool(layout, PAGES, PAGE)
-    generator = torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     for layer in (*made.keys, *made.values):
-        layer.normal_(generator=generator)
+        layer.copy_(torch.randn(layer.shape, dtype=layer.dtype, generator=generator))
     return made
 
 
 class Model:
     """Two layers: the first attends to shared and own keys and merges them, the second to the whole ones."""
 
-    def __init__(self) -> None:
-        generator = torch.manual_seed(7)
+    def __init__(self, device: str = "cpu") -> None:
+        generator = torch.Generator().manual_seed(7)
 
         def random(*shape: int) -> Tensor:
-            return torch.randn(*shape, dtype=torch.float64, generator=generator)
+            return torch.randn(*shape, dtype=torch.float64, generator=generator).to(device)
 
         self._embedding, self._head = random(VOCABULARY, _SIZE), random(_SIZE, VOCABULARY)
         self._projections = random(2, 3, _SIZE, _SIZE)
@@ -61,9 +61,9 @@ def _attend(
     q: Tensor, tables: Tensor, lengths: Tensor, most_keys: int, keys: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the attention [n, size] of one query a row, and the log-sum-exp [n] of its scores."""
-    slots = (tables.long()[:, :, None] * PAGE + torch.arange(PAGE)).flatten(1)[:, :most_keys]
+    slots = (tables.long()[:, :, None] * PAGE + torch.arange(PAGE, device=q.device)).flatten(1)[:, :most_keys]
     scores = (keys[slots] @ q[:, :, None])[:, :, 0]
-    scores = scores.masked_fill(torch.arange(slots.shape[1]) >= lengths[:, None], -torch.inf)
+    scores = scores.masked_fill(torch.arange(slots.shape[1], device=q.device) >= lengths[:, None], -torch.inf)
     return (scores.softmax(-1)[:, None] @ values[slots])[:, 0], scores.logsumexp(-1)
 
 
@@ -71,7 +71,7 @@ def _merged(
     q: Tensor, own: tuple[Tensor, Tensor], shared: Shared, keys: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor]:
     rows, count = shared.rows, len(shared.queries)
-    nth = torch.arange(count, dtype=torch.int32)
+    nth = torch.arange(count, dtype=torch.int32, device=q.device)
     row = (torch.searchsorted(rows.starts, nth, right=True) - 1).clamp(max=len(rows.lengths) - 1)
     lengths = rows.ends.diff()  # as kernels that take running sums
     found, sums = _attend(
