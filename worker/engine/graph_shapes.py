@@ -8,8 +8,8 @@ _LEAST_STEP = 8
 
 
 def rows_for(rows: int) -> int:
-    """Return the batch size that `rows` are padded to: 1, 2, 4, 8, 16, 24, ... 64, 80, ... 128, 160, ...; the
-    padding is under a quarter of more than 16 rows, and under a half of more than 8.
+    """Return the batch size that `rows` are padded to: 1, 2, 4, 8, 16, 24, ... 64, 80, ... 128, 160, ... From
+    32 rows on, fewer than a quarter as many are padding; below, fewer than 8.
     """
     if rows <= _LEAST_STEP:
         return power_for(rows)

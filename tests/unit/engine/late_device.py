@@ -39,9 +39,10 @@ class LateTensor(Tensor):
     @staticmethod
     def __new__(cls, device: "LateDevice", meta: Tensor) -> "LateTensor":
         size, stride, offset = meta.size(), meta.stride(), meta.storage_offset()
-        made = Tensor._make_wrapper_subclass(
-            cls, size, strides=stride, storage_offset=offset, dtype=meta.dtype, device="cpu"
-        )
+        with torch.inference_mode(False):  # torch takes no view of such a tensor for one of inference mode
+            made = Tensor._make_wrapper_subclass(
+                cls, size, strides=stride, storage_offset=offset, dtype=meta.dtype, device="cpu"
+            )
         made.device_of, made.meta, made.here = device, meta, None
         return made
 
