@@ -37,7 +37,7 @@ TINY = CONFIG | {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
+    "head_dim": 32,
     "max_position_embeddings": 4096,
     "initializer_range": 0.2,
 }

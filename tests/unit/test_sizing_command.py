@@ -38,7 +38,7 @@ def test_json_has_an_object_for_each_card_and_says_which_does_not_fit(size: Size
     fits, not_ = map(json.loads, done.stdout.splitlines())
     assert fits["memory"] == 2 * 10**9
     assert fits["tokens"] == fits["pages"] * 256
-    assert fits["page_bytes"] == 256 * 2 * 2 * 2 * 16 * 2
+    assert fits["page_bytes"] == 256 * 2 * 2 * 2 * 32 * 2
     assert fits["host_pages"] == 2**30 // fits["page_bytes"]
     assert not_["memory"] == 5 * 10**8
     assert "nothing is left for KV" in not_["error"]

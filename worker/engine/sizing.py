@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from worker.engine import graph_shapes
 from worker.engine.footprint import Footprint
 from worker.engine.pages import PAGE_TOKENS
 
@@ -21,7 +22,6 @@ _GRAPH_BYTES = 12_000_000
 """What a recorded step takes besides its logits; a guess, which bounds how many are recorded."""
 _WIDTHS = 2
 """A batch size is recorded again when tables double: so many times while most requests run."""
-_LEAST_GRAPH_STEP = 8
 _INT4_BYTES = 0.5 + 4 / 128
 """Of a weight in INT4: half a byte, and a scale and a zero for each 128."""
 
@@ -130,7 +130,7 @@ def kv_bytes_after_profile(
 
 def graph_sizes(max_running: int) -> tuple[int, ...]:
     """Return the batch sizes that decode steps are padded to, up to the one for `max_running`."""
-    return tuple(sorted({_padded(rows) for rows in range(1, max_running + 1)}))
+    return tuple(sorted({graph_shapes.rows_for(rows) for rows in range(1, max_running + 1)}))
 
 
 def graph_bytes(sizes: tuple[int, ...], need: Footprint) -> int:
@@ -157,17 +157,6 @@ def measured_peak(run_largest_step: Callable[[], object], device: torch.device) 
 
 def in_gb(size: float) -> str:
     return f"{size / 1e9:.1f} GB" if abs(size) >= 1e8 else f"{size / 1e6:.1f} MB"
-
-
-def _padded(rows: int) -> int:
-    """Return the batch size that a decode step of so many rows is recorded with: 1, 2, 4, 8, 16, 24, ... 64,
-    80, ... 128, 160, ...
-    """
-    power = 1 << (rows - 1).bit_length()
-    if rows <= _LEAST_GRAPH_STEP:
-        return power
-    step = max(_LEAST_GRAPH_STEP, power // 8)
-    return -(-rows // step) * step
 
 
 def _advice(need: Footprint, memory: int, settings: Settings) -> str:
