@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 
 from tests.gpu import subjects
 from tests.gpu.subjects import Subject
-from worker.engine import Request, Sampling
+from worker.engine import Request, Sampling, graph_shapes, graphs
+from worker.engine import device as engine_device
 from worker.engine.fast import FastEngine
+from worker.engine.paged_step import PagedStep
 
 Open = Callable[..., FastEngine]
 _QUIET_STEPS = 20
@@ -19,35 +20,48 @@ _QUIET_STEPS = 20
 @pytest.mark.parametrize("name", ["qwen3", "gemma2"])
 @pytest.mark.parametrize("cascade", [True, False])
 def test_every_recorded_step_computes_what_it_would_without_its_graph(
-    name: str, cascade: bool, device: torch.device, open_engine: Open, monkeypatch: pytest.MonkeyPatch
+    name: str, cascade: bool, device: torch.device, open_engine: Open
 ) -> None:
-    graphs = _graphs()
-    compared: dict[Any, int] = {}
-    run = graphs.Graphs.run
-
-    def compare(self: Any, step: Any) -> Any:
-        replayed = run(self, step)
-        if replayed is not None:
-            kept = replayed.float().clone()
-            eager = self._forward(step).float()  # writes the same KV to the same places
-            off = float((kept - eager).abs().max() / eager.std())
-            assert off < 0.2, f"{graphs.Shape.of(step)} is off by {off} standard deviations"
-            shape = graphs.Shape.of(step)
-            compared[shape] = compared.get(shape, 0) + 1
-            replayed.copy_(kept.to(replayed.dtype))
-        return replayed
-
-    monkeypatch.setattr(graphs.Graphs, "run", compare)
     subject = subjects.subject(name, device)
-    engine = open_engine(subject, cuda_graphs=True, cascade=cascade)
+    engine = open_engine(subject, cascade=cascade, prefill_chunk_tokens=4096)
+    compared = _record(engine)
     asked = [
         Request(r.id, r.prompt_ids, Sampling(4 + 3 * i, temperature=0, ignore_eos=True, logprobs=0))
         for i, r in enumerate(subjects.requests())
     ]
     done = subjects.run(engine, asked)
     assert len(compared) >= 4, "as requests end, smaller batches have other graphs"
+    assert any(shape.shared_rows for shape in compared) == cascade
     assert max(compared.values()) > 1, "a graph is used again with other inputs"
     subjects.check(subject, asked, done)
+
+
+def _record(engine: FastEngine) -> dict[graph_shapes.Shape, int]:
+    """Have an engine's decode steps recorded, each compared with its eager twin; return how many of each
+    shape were.
+    """
+    eager = engine._runner.step
+    recorded = graphs.Graphs(
+        engine_device.of(engine._runner.layout.device), eager, graphs.Limits(64, 8 << 30)
+    )
+    compared: dict[graph_shapes.Shape, int] = {}
+
+    def step(step: PagedStep) -> torch.Tensor:
+        replayed = recorded.run(step)
+        if replayed is None:
+            return eager(step)
+        shape = graph_shapes.Shape.of(step)
+        assert shape is not None
+        kept, calls = replayed.clone(), step.attention_calls
+        expected = eager(step).float()  # writes the same KV to the same places
+        step.attention_calls = calls
+        off = float((kept.float() - expected).abs().max() / expected.std())
+        assert off < 0.2, f"{shape} is off by {off} standard deviations"
+        compared[shape] = compared.get(shape, 0) + 1
+        return kept
+
+    engine._runner.step = step  # type: ignore[method-assign]
+    return compared
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -56,7 +70,7 @@ def test_results_do_not_depend_on_when_the_host_reads_them(
     ahead: bool, recorded: bool, qwen3: Subject, open_engine: Open
 ) -> None:
     """Without logprobs, which would make each step wait; with stops that are known a step late."""
-    _graphs()
+    subjects.needs("cuda_graphs", "run_ahead")
     engine = open_engine(qwen3, run_ahead=ahead, cuda_graphs=recorded)
     asked = subjects.requests(ignore_eos=False, stop=("<|7",))
     subjects.check(qwen3, asked, subjects.run(engine, asked))
@@ -64,7 +78,7 @@ def test_results_do_not_depend_on_when_the_host_reads_them(
 
 def test_decoding_waits_for_nothing(card: torch.device, qwen3: Subject, open_engine: Open) -> None:
     """No step that only decodes makes the host wait for the device, greedy or drawn."""
-    _graphs()
+    subjects.needs("cuda_graphs", "run_ahead")
     engine = open_engine(qwen3, run_ahead=True, cuda_graphs=True)
     prompts = [r.prompt_ids[-30:] for r in subjects.requests()]
     engine.add(
@@ -92,10 +106,3 @@ def _no_waiting() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def _graphs() -> Any:
-    subjects.needs("cuda_graphs", "run_ahead")
-    from worker.engine import graphs  # type: ignore[attr-defined]
-
-    return graphs
