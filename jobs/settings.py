@@ -249,7 +249,7 @@ class Settings(BaseSettings):
         " has Triton; on also on a CPU; what does not compile runs as it is, with a log line.",
     )
     speculate: Literal["off", "lookup", "draft"] = Field(
-        "lookup",
+        "off",
         description="How the fast engine guesses next tokens while few requests run, to check several in one"
         " step, with the same results: lookup finds them in prompt and output, draft asks the draft_model.",
     )

@@ -204,7 +204,7 @@ class EngineConfig:
     task: Task = "auto"
     tf32: bool = False
     compile: Compile = "auto"
-    speculate: Speculate = "lookup"
+    speculate: Speculate = "off"
     speculate_tokens: int = 10
     speculate_below: int = 8
     draft_model: str | None = None
