@@ -17,8 +17,6 @@ from worker.engine import sampling, seeds
 from worker.engine.types import Sampling
 
 Stage = Callable[[NDArray[Any]], Tensor]
-_MOST_TOP_K = 2**31 - 1
-"""More than any vocabulary has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +42,7 @@ class Plan:
             return cls(None, None, None)
         those = [samplings[row] for row in sampled]
         uniforms = [seeds.uniform(one.seed, positions[row]) for row, one in zip(sampled, those, strict=True)]
-        values = [(one.temperature, one.top_p, min(one.top_k, _MOST_TOP_K), one.min_p) for one in those]
+        values = [(one.temperature, one.top_p, one.top_k, one.min_p) for one in those]
         columns = stage(np.array([*zip(*values, strict=True), uniforms], dtype=np.float64))
         temperature, top_p, top_k, min_p, staged = columns.unbind()
         parameters = sampling.Parameters(

@@ -115,13 +115,14 @@ class LateDevice:
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         number = self._log("record")
+        run()  # to warm up
         self._recording = operations = []
         try:
             result = run()
         finally:
             self._recording = None
         self.free -= self._recording_bytes
-        self._queue.extend(operations)  # once: a device warms up, and the memory of the results is there
+        self._queue.extend(operations)  # the memory of what it returns is there at once
 
         def repeat() -> None:
             self.events.append(("replay", number))

@@ -40,6 +40,16 @@ def test_a_device_that_is_not_behind_needs_few_buffers() -> None:
     assert (late.buffers.buffers, late.buffers.bytes) == (2, 4096 + 8192)
 
 
+def test_a_buffer_is_taken_again_while_later_copies_go_on() -> None:
+    late = late_device.LateDevice()
+    fetches = [late.fetch(late.stage(np.arange(3))) for _ in range(3)]
+    fetches[0].wait()
+    late.stage(np.arange(3))
+    assert late.buffers.buffers == 3
+    late.stage(np.arange(3))
+    assert late.buffers.buffers == 4
+
+
 def test_a_buffer_that_is_taken_too_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late_device._Buffer, "done", lambda self: True)
     late = late_device.LateDevice()
