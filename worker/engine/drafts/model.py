@@ -38,7 +38,7 @@ class Cost:
 
 
 @dataclass(eq=False)
-class _Twin(Sequence):
+class Twin(Sequence):
     """A sequence as the draft model has it: with tokens that it drafted, and KV in a slot of its memory."""
 
     same: int = 0
@@ -67,7 +67,7 @@ class DraftModel:
         self._limits = limits
         self._memory = kv.Memory(model.layout, limits.kv_memory_bytes, model.reads_beyond)
         self._cost = cost
-        self._twins: dict[Sequence, _Twin] = {}
+        self._twins: dict[Sequence, Twin] = {}
 
     @property
     def bytes_in_use(self) -> int:
@@ -100,14 +100,14 @@ class DraftModel:
         """Bring a sequence's twin up to it; False when it can have no draft."""
         if sequence not in self._twins:
             row = Row(Request(sequence.row.id, [], Sampling(1)))
-            self._twins[sequence] = _Twin(row, sequence.state, "", _NOWHERE, 0)
+            self._twins[sequence] = Twin(row, sequence.state, "", _NOWHERE, 0)
         twin = self._twins[sequence]
         twin.follow(sequence.tokens)
         tokens = len(twin.tokens) + most
         known = max(twin.tokens[twin.computed :]) < self._limits.vocabulary
         return known and tokens <= self._limits.context_tokens and self._has_room(twin, tokens)
 
-    def _has_room(self, twin: _Twin, tokens: int) -> bool:
+    def _has_room(self, twin: Twin, tokens: int) -> bool:
         if twin.slot is not None and tokens <= twin.slot.capacity:
             return True
         if not self._memory.fits(kv.capacity_of(tokens)):
