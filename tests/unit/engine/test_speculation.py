@@ -155,7 +155,7 @@ def test_drafts_right_or_wrong_under_little_memory_and_cancelling_change_no_outp
     finished = [c for c in done if c.finish_reason != "cancelled"]
     test_scheduler.check([r for r in requests if r.id in {c.id for c in finished}], finished)
     stats = engine.stats
-    if not cancelled:
+    if not cancelled and not stats.preemptions:
         cached = sum(c.cached_tokens or 0 for c in done)
         assert sum(len(r.prompt_ids) for r in requests) - cached == stats.prefill_tokens_computed
         assert stats.tokens_sampled == sum(len(c.token_ids) for c in done)
