@@ -18,6 +18,7 @@ from jobs.store_local import LocalStore
 from jobs.window import Window
 from worker.engine import EngineConfig, Request, Sampling, kv, loader
 from worker.engine.fast import FastEngine
+from worker.engine.runner import StorageRunner
 from worker.engine.step import Step
 
 _ENDPOINT = "/v1/completions"
@@ -25,7 +26,7 @@ _MODEL = "bench"
 _MEMORY_BYTES = 1 << 30
 
 
-class NoModel:
+class NoModel(StorageRunner):
     """A runner that computes nothing: its logits are zeros, and its keys and values as small as can be."""
 
     def __init__(self, vocabulary: int) -> None:

@@ -12,7 +12,10 @@ from jobs import client, commands, errors, key_commands, retention_commands, set
 
 PLUGINS = "longhaul.commands"
 # What --help says of a plugin, so that listing the commands imports none of them.
-_PLUGIN_HELP = {"run": "Run a file through a model in this process; no servers."}
+_PLUGIN_HELP = {
+    "run": "Run a file through a model in this process; no servers.",
+    "size": "Plan a GPU's memory for a model, without either.",
+}
 
 
 class MissingExtra(errors.LonghaulError):

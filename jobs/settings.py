@@ -41,8 +41,10 @@ class ModelSettings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = Field(
         "auto", description="Precision of the weights; auto: what suits device and model."
     )
-    engine: Literal["auto", "echo"] = Field(
-        "auto", description="'echo' repeats the prompt: for tests and benchmarks of the system."
+    engine: Literal["auto", "vllm", "echo"] = Field(
+        "auto",
+        description="What runs it: auto is our own; vllm is vLLM, where that is installed (docs/vllm.md);"
+        " 'echo' repeats the prompt: for tests and benchmarks of the system.",
     )
     task: Literal["auto", "generate", "embed"] = Field(
         "auto",
@@ -155,6 +157,13 @@ class Settings(BaseSettings):
         " No honest step may take so long: think of long prompts in the fallback engine on a CPU.",
     )
 
+    collective_timeout_seconds: float = Field(
+        300,
+        gt=0,
+        description="Of a model that torchrun spreads over several GPUs: a rank that waits for another within"
+        " a step for longer ends the worker.",
+    )
+
     max_requests_per_job: int = Field(50_000, gt=0, description="More lines than this fail the job.")
     max_file_bytes: int = Field(200_000_000, gt=0, description="Largest file that can be uploaded.")
     max_line_bytes: int = Field(10_000_000, gt=0, description="Longest line of an input file.")
@@ -229,8 +238,18 @@ class Settings(BaseSettings):
         description="What a CPU computes with: auto is our own kernels, compiled on the first start, and"
         " torch's where there is no C++ compiler; native refuses to start without; torch never compiles.",
     )
+    tf32: bool = Field(
+        False,
+        description="Let a GPU round the factors of float32 products to 10 bits of mantissa: several times as"
+        " fast, not exact. Half precision does not change.",
+    )
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Compile what a layer does between matrix products (torch.compile): auto on a GPU that"
+        " has Triton; on also on a CPU; what does not compile runs as it is, with a log line.",
+    )
     speculate: Literal["off", "lookup", "draft"] = Field(
-        "lookup",
+        "off",
         description="How the fast engine guesses next tokens while few requests run, to check several in one"
         " step, with the same results: lookup finds them in prompt and output, draft asks the draft_model.",
     )

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import click
 import orjson
@@ -13,6 +14,8 @@ from jobs import errors, plan, progress
 from jobs.records import Manifest
 from jobs.settings import ModelSettings, Settings
 from worker.offline_job import KINDS, OfflineJob, beside, working_directory
+
+ENGINES = get_args(ModelSettings.model_fields["engine"].annotation)
 
 
 @click.command()
@@ -33,7 +36,7 @@ from worker.offline_job import KINDS, OfflineJob, beside, working_directory
 @click.option("--device", help="auto, cpu, cuda, cuda:0, ...")
 @click.option("--overwrite", is_flag=True, help="Forget an earlier run into the same output.")
 @click.option("as_json", "--json", is_flag=True, help="Print the summary as JSON.")
-@click.option("engine_name", "--engine", type=click.Choice(["auto", "echo"]), default="auto", hidden=True)
+@click.option("engine_name", "--engine", type=click.Choice(ENGINES), default="auto", hidden=True)
 @click.option("faults", "--fault", multiple=True, hidden=True, help="What the echo engine does wrong.")
 def run(
     source: Path,

@@ -21,6 +21,8 @@ def test_what_an_engine_can_be_told_reaches_it(monkeypatch: pytest.MonkeyPatch) 
         "prefix_ttl_seconds": 60.0,
         "share_prefixes": False,
         "kernels": "torch",
+        "tf32": True,
+        "compile": "off",
     }
     for name, value in wanted.items():
         text = str(list(value)) if isinstance(value, tuple) else str(value)
@@ -47,6 +49,7 @@ def test_keys_in_the_environment_are_refused_with_what_to_do_instead(monkeypatch
         ("PREFILL_CHUNK_TOKENS", "0"),
         ("PREFIX_TTL_SECONDS", "0"),
         ("KERNELS", "cuda"),
+        ("COMPILE", "maybe"),
     ],
 )
 def test_a_value_out_of_range_names_its_variable(

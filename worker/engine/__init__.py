@@ -24,13 +24,38 @@ __all__ = [
     "Stats",
     "Timings",
     "TokenLogprobs",
+    "follow_engine",
     "open_engine",
 ]
 
 
 def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
     """Load the engine of a served model; raises errors.ModelUnavailable."""
-    config = EngineConfig(
+    config = _config(model, settings)
+    if model.engine == "echo":
+        from worker.engine.echo import EchoEngine
+
+        return EchoEngine.open(model.source, config, faults=model.faults, name=name)
+    tokens.import_transformers()
+    if model.engine == "vllm":
+        from worker.engine.vllm_engine import VllmEngine
+
+        return VllmEngine.open(model.source, config, name)
+    from worker.engine import opening
+
+    return opening.open_model(model.source, config, name)
+
+
+def follow_engine(name: str, model: ModelSettings, settings: Settings) -> None:
+    """Run this rank's share of a served model until rank 0 stops; raises as `opening.follow_model` does."""
+    tokens.import_transformers()
+    from worker.engine import opening
+
+    opening.follow_model(model.source, _config(model, settings), name)
+
+
+def _config(model: ModelSettings, settings: Settings) -> EngineConfig:
+    return EngineConfig(
         device=settings.device,
         dtype=model.dtype,
         max_running=settings.max_running,
@@ -43,6 +68,8 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
         prefix_ttl_seconds=settings.prefix_ttl_seconds,
         share_prefixes=settings.share_prefixes,
         kernels=settings.kernels,
+        tf32=settings.tf32,
+        compile=settings.compile,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
         pickle_weights=model.pickle_weights,
@@ -53,11 +80,3 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
         draft_model=model.draft_model,
         draft_kv_memory_bytes=settings.draft_kv_memory_bytes,
     )
-    if model.engine == "echo":
-        from worker.engine.echo import EchoEngine
-
-        return EchoEngine.open(model.source, config, faults=model.faults, name=name)
-    tokens.import_transformers()
-    from worker.engine import opening
-
-    return opening.open_model(model.source, config, name)

@@ -1,6 +1,8 @@
 """Which waiting requests join the running ones: as many as memory holds at the outputs that are expected."""
 
-from worker.engine import kv, lengths, prefix
+from typing import Any
+
+from worker.engine import kv, lengths, pages, prefix
 from worker.engine.sequence import Sequence
 from worker.engine.types import Stats
 
@@ -13,9 +15,7 @@ _LEAST_KEPT = 2 / 3
 class Admission:
     """Gives sequences their prefix nodes and slots, and takes these back."""
 
-    def __init__(
-        self, memory: kv.Memory, trie: prefix.Trie, expected: lengths.OutputLengths, stats: Stats
-    ) -> None:
+    def __init__(self, memory: Any, trie: prefix.Trie, expected: lengths.OutputLengths, stats: Stats) -> None:
         self.worth_a_part = _WORTH_A_PART
         self._memory = memory
         self._trie = trie
@@ -27,7 +27,7 @@ class Admission:
         it.
         """
         sequence.own_first = self._own_first(sequence)
-        sequence.own_start = self._start_of_copies(sequence)
+        sequence.own_start = self._slot_start(sequence)
         nodes = prefix.path(sequence.node, sequence.own_first)
         missing = [node for node in nodes if node.kv is None]
         row = sequence.row
@@ -40,20 +40,15 @@ class Admission:
             if not self._make_room(missing, own, nodes, running):
                 return self.try_admit(sequence, running) if self._forget_loose(nodes) else None
         for node in missing:
-            node.kv = self._memory.run(len(node.tokens))
-            self._copy_from_running(node, running)
+            self._start_node(node, running)
         if (
             sequence.cached_tokens is None
         ):  # what is missing is computed once, on account of the first to need it
             charged = sum(len(node.tokens) - node.computed for node in missing)
             sequence.cached_tokens = sequence.own_first - charged
             self._stats.prefix_tokens_reused += sequence.cached_tokens
-        sequence.slot = self._memory.slot(own)
         sequence.computed = sequence.own_first
-        for node in nodes:
-            if node.computed and node.start >= sequence.own_start:
-                assert node.kv is not None
-                sequence.slot.copy(node.start - sequence.own_start, node.kv, node.computed)
+        sequence.slot = self._new_slot(sequence, own, nodes)
         return missing
 
     def grow(self, sequence: Sequence, running: list[Sequence]) -> bool:
@@ -61,10 +56,9 @@ class Admission:
         assert sequence.slot is not None
         if sequence.slot.length < sequence.slot.capacity:
             return True
-        wanted = sequence.slot.capacity + 1
-        if not self._make_room([], wanted, [], running):
+        if not self._make_tokens(self._memory.growth_tokens(sequence.slot), [], running):
             return False
-        sequence.slot = sequence.slot.moved(wanted)
+        sequence.slot = sequence.slot.grown()
         return True
 
     def keep(self, sequence: Sequence) -> None:
@@ -77,9 +71,8 @@ class Admission:
         end = self._trie.insert(sequence.root, sequence.tokens[: sequence.computed])
         nodes = [node for node in prefix.path(end, sequence.computed) if node.kv is None]
         nodes = [node for node in nodes if node.end > sequence.own_first]
-        tokens = sum(len(node.tokens) for node in nodes)
         self._trie.pin(end)
-        if tokens >= _LEAST_KEPT * sequence.slot.capacity:
+        if self._keeps_in_place(sequence.slot, sum(len(node.tokens) for node in nodes)):
             for node in nodes:
                 node.kv = sequence.slot.run(node.start - sequence.own_start, len(node.tokens))
                 node.computed = len(node.tokens)
@@ -98,7 +91,7 @@ class Admission:
         for node in nodes:
             if not self._evict_for(len(node.tokens)):
                 break
-            node.kv = self._memory.run(len(node.tokens))
+            node.kv = self._memory.run(node.start, len(node.tokens))
             self._copy_from(sequence, node, node.end)
 
     def _forget_loose(self, nodes: list[prefix.Node]) -> bool:
@@ -125,7 +118,7 @@ class Admission:
             self._trie.split(last, len(last.tokens) - 1)
         return own - 1
 
-    def _start_of_copies(self, sequence: Sequence) -> int:
+    def _slot_start(self, sequence: Sequence) -> int:
         """Return from where on a sequence has its KV in its slot: also that of short prefixes that few
         share.
         """
@@ -142,9 +135,12 @@ class Admission:
         self, missing: list[prefix.Node], own: int, needed: list[prefix.Node], running: list[Sequence]
     ) -> bool:
         """Evict until nodes and a slot fit: first what nobody uses, then what only waiting requests will."""
-        nodes = sum(len(node.tokens) for node in missing)
-        slot = kv.capacity_of(own) if own else 0
-        while not self._evict_for(nodes + slot):
+        nodes = sum(self._memory.run_tokens(node.start, len(node.tokens)) for node in missing)
+        slot = self._memory.slot_tokens(own) if own else 0
+        return self._make_tokens(nodes + slot, needed, running)
+
+    def _make_tokens(self, tokens: int, needed: list[prefix.Node], running: list[Sequence]) -> bool:
+        while not self._evict_for(tokens):
             if len(running) > 1:  # they will end, and what waiting requests need is there still
                 return False
             used = {node for other in running for node in prefix.path(other.node, other.own_first)}
@@ -159,18 +155,72 @@ class Admission:
                 return False
         return True
 
-    def _copy_from_running(self, node: prefix.Node, running: list[Sequence]) -> None:
-        """Fill a new node from a running request that has computed these tokens as its own."""
-        for other in running:
-            if other.own_first <= node.start < other.computed and node in other.node.upwards():
-                # Somebody may need the logits after its last token: only computing it gives these.
-                self._copy_from(other, node, node.end - bool(node.ends))
-                return
+    def _new_slot(self, sequence: Sequence, own: int, nodes: list[prefix.Node]) -> Any:
+        slot = self._memory.slot(own)
+        for node in nodes:
+            if node.computed and node.start >= sequence.own_start:
+                assert node.kv is not None
+                slot.copy(node.start - sequence.own_start, node.kv, node.computed)
+        return slot
+
+    def _start_node(self, node: prefix.Node, running: list[Sequence]) -> None:
+        """Give a node memory, and what a running request has computed of these tokens as its own."""
+        node.kv = self._memory.run(node.start, len(node.tokens))
+        other = _who_computed(node, running)
+        if other is not None:
+            self._copy_from(other, node, _until(node))
+
+    def _keeps_in_place(self, slot: Any, tokens: int) -> bool:
+        """Tell whether a slot goes to the trie as it is when so many of its tokens do."""
+        return bool(tokens >= _LEAST_KEPT * slot.capacity)
 
     def _copy_from(self, sequence: Sequence, node: prefix.Node, until: int) -> None:
-        assert sequence.slot is not None
-        assert node.kv is not None
+        assert isinstance(sequence.slot, kv.Slot)
+        assert isinstance(node.kv, kv.Run)
         tokens = min(sequence.computed, until) - node.start
         first = node.start - sequence.own_start
         node.kv.storage.copy(node.kv.first, sequence.slot.storage, first, tokens)
         node.computed = tokens
+
+
+class PagedAdmission(Admission):
+    """The same over pages: slots begin with the page that their own tokens begin in; only what lies before
+    these in it is copied.
+    """
+
+    _memory: pages.Memory
+
+    def _slot_start(self, sequence: Sequence) -> int:
+        return self._memory.slot_start(sequence.own_first)
+
+    def _new_slot(self, sequence: Sequence, own: int, nodes: list[prefix.Node]) -> Any:
+        runs = [node.kv for node in nodes if isinstance(node.kv, pages.Run)]
+        return self._memory.slot(sequence.own_start, own, runs)
+
+    def _start_node(self, node: prefix.Node, running: list[Sequence]) -> None:
+        other = _who_computed(node, running)
+        if other is None:
+            node.kv = self._memory.run(node.start, len(node.tokens))
+            return
+        assert isinstance(other.slot, pages.Slot)
+        # Both may compute and write the rest of its tokens: the same numbers.
+        node.kv = other.slot.run(node.start - other.own_start, len(node.tokens))
+        node.computed = min(other.computed, _until(node)) - node.start
+
+    def _keeps_in_place(self, slot: Any, tokens: int) -> bool:
+        return True
+
+
+def _who_computed(node: prefix.Node, running: list[Sequence]) -> Sequence | None:
+    """Return a running request that has computed a node's tokens as its own, or some of them."""
+    for other in running:
+        if other.own_first <= node.start < other.computed and node in other.node.upwards():
+            return other
+    return None
+
+
+def _until(node: prefix.Node) -> int:
+    """Return up to where a node may take computed tokens: somebody may need the logits after its last one,
+    and only computing it gives these.
+    """
+    return node.end - bool(node.ends)

@@ -6,12 +6,13 @@ for shared prefixes: Hydragen, Juravsky et al. 2024, and the cascade attention o
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from worker.engine import precision, sdpa
 from worker.engine.step import Part, Step
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -97,9 +98,10 @@ def dense(
     tokens, heads, _ = queries.shape
     groups, size = keys.shape[1], values.shape[2]
     by_group = queries.unflatten(1, (groups, -1)).transpose(0, 1).contiguous()  # [G, T, M, D]
-    out = queries.new_empty(tokens, groups, heads // groups, size)
     merges = bool(step.shared) or scoring.sinks is not None
-    lse = queries.new_empty(tokens, groups, heads // groups, dtype=_wide(queries.dtype)) if merges else None
+    wide = precision.wide(queries.dtype)
+    out = queries.new_empty(tokens, groups, heads // groups, size, dtype=wide if merges else None)
+    lse = queries.new_empty(tokens, groups, heads // groups, dtype=wide) if merges else None
     for part in chain.from_iterable(whole.pieces() for whole in step.own):
         result, result_lse = _attend(part, layer, queries, by_group, scoring)
         out[part.tokens] = result
@@ -111,7 +113,7 @@ def dense(
         _merge(out, lse, part, more, more_lse, keeps_lse=scoring.sinks is not None or not part.last)
     if scoring.sinks is not None and lse is not None:
         out *= torch.sigmoid(lse - scoring.sinks.view(groups, -1))[..., None].to(out.dtype)
-    return out.flatten(1, 2)
+    return out.flatten(1, 2).to(queries.dtype)
 
 
 def _merge(out: Tensor, lse: Tensor, part: Part, more: Tensor, more_lse: Tensor, keeps_lse: bool) -> None:
@@ -121,7 +123,7 @@ def _merge(out: Tensor, lse: Tensor, part: Part, more: Tensor, more_lse: Tensor,
     tokens = part.tokens
     old_out, old_lse = out[tokens], lse[tokens]  # views where `tokens` is a slice
     weight = torch.sigmoid(more_lse - old_lse)[..., None].to(out.dtype)
-    old_out.lerp_(more, weight)
+    old_out.lerp_(more.to(out.dtype), weight)
     if keeps_lse:
         torch.logaddexp(old_lse, more_lse, out=old_lse)
     if not isinstance(tokens, slice):
@@ -138,23 +140,30 @@ def _attend(
     """
     k, v = part.keys_values(layer)  # [B, G, L, D]
     window = scoring.window if scoring.window is not None and scoring.window < part.reach else None
-    plain = scoring.softcap is not None or k.shape[-1] != v.shape[-1] or k.device.type != "cpu"
-    if plain or window is not None:
+    kernel = None if scoring.softcap is not None or window is not None else _kernel(k, v)
+    if kernel is None:
         q = queries[part.tokens].unflatten(1, (k.shape[1], -1))
-        return _attend_plain(part, q, k, v, part.mask(window, _wide(q.dtype)), scoring)
+        return _attend_plain(part, q, k, v, part.mask(window, precision.wide(q.dtype)), scoring)
     if part.triangular:
         q = queries[part.tokens].transpose(0, 1)[None]  # [1, H, n, D]
-        out, lse = _flash(q, k, v, 0.0, True, scale=scoring.scale)
+        out, lse = kernel(q, k, v, 0.0, True, scale=scoring.scale)
         shape = (k.shape[1], -1)
         return out[0].transpose(0, 1).unflatten(1, shape), lse[0].transpose(0, 1).unflatten(1, shape)
     q = by_group[:, part.tokens]  # [G, n, M, D]
     if part.batched:  # the heads of a group are the queries of its KV head
-        mask = part.mask(None, _wide(q.dtype))
+        mask = part.mask(None, precision.wide(q.dtype))
         mask = None if mask is None else mask[:, None, None, :].expand(-1, 1, q.shape[2], -1)
-        return _flash(q.transpose(0, 1), k, v, 0.0, False, attn_mask=mask, scale=scoring.scale)
-    out, lse = _flash(q.flatten(1, 2)[None], k, v, 0.0, False, scale=scoring.scale)
+        return kernel(q.transpose(0, 1), k, v, 0.0, False, attn_mask=mask, scale=scoring.scale)
+    out, lse = kernel(q.flatten(1, 2)[None], k, v, 0.0, False, scale=scoring.scale)
     shape = (q.shape[1], q.shape[2])
     return out[0].unflatten(1, shape).transpose(0, 1), lse[0].unflatten(1, shape).transpose(0, 1)
+
+
+def _kernel(k: Tensor, v: Tensor) -> Any:
+    """Return torch's own attention for such keys and values, None if there is none."""
+    if k.device.type == "cpu":
+        return _flash if k.shape[-1] == v.shape[-1] else None
+    return sdpa.attend if sdpa.serves(k, v) else None
 
 
 def _attend_plain(
@@ -164,7 +173,7 @@ def _attend_plain(
     n, groups, heads, _ = q.shape
     if not part.batched:
         q = q.permute(1, 2, 0, 3).reshape(1, groups, heads * n, -1)
-    scores = (q @ k.mT).to(_wide(q.dtype)) * scoring.scale  # [B, G, queries of the row, L]
+    scores = (q @ k.mT).to(precision.wide(q.dtype)) * scoring.scale  # [B, G, queries of the row, L]
     if scoring.softcap is not None:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     if mask is not None and part.batched:
@@ -178,11 +187,6 @@ def _attend_plain(
         return out, lse
     out = out.view(groups, heads, n, -1).permute(2, 0, 1, 3)
     return out, lse.view(groups, heads, n).permute(2, 0, 1)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return in what log-sum-exps are kept and merged."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def reference(

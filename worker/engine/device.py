@@ -82,3 +82,10 @@ class _Here:
 
     def wait(self) -> NDArray[Any]:
         return self._values
+
+
+def of(device: torch.device) -> Device:
+    """Return the device of that name."""
+    if device.type == "cpu":
+        return Host()
+    raise NotImplementedError(f"pages on {device}")

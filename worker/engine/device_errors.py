@@ -2,6 +2,9 @@
 
 import torch
 
+_RECORDING_FAILED = range(900, 909)
+"""The codes of cudaErrorStreamCapture...: a CUDA graph cannot be recorded so, and all else works on."""
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
@@ -9,4 +12,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_lost(error: BaseException) -> bool:
     """Tell whether a GPU is unusable for the rest of the process, as after an illegal memory access."""
-    return not is_out_of_memory(error) and isinstance(error, torch.AcceleratorError)
+    if is_out_of_memory(error) or getattr(error, "error_code", None) in _RECORDING_FAILED:
+        return False
+    return isinstance(error, torch.AcceleratorError)

@@ -14,7 +14,20 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from worker.engine import choosing, drafts, grammar, guards, heap, kv, loader, packing, prefix, runner
+from worker.engine import (
+    choosing,
+    compiling,
+    drafts,
+    grammar,
+    guards,
+    heap,
+    kv,
+    leading,
+    loader,
+    prefix,
+    runner,
+    sdpa,
+)
 from worker.engine import speculation as speculating
 from worker.engine.base import Engine
 from worker.engine.drafts import lookup
@@ -50,7 +63,8 @@ class FastEngine(Engine):
         self._grammars = grammar.Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
         self._runner = model
         budget = config.kv_memory_bytes or _share_of_free_memory(model.layout.device)
-        self._memory = kv.Memory(model.layout, budget, model.reads_beyond)
+        self._memory: runner.Memory = model.memory(budget)
+        self._pack = model.packer(self._memory, config.cascade)
         self._stop_touching: Callable[[], None] = lambda: None
         self._clock = clock
         self._model_seconds = 0.0
@@ -62,8 +76,11 @@ class FastEngine(Engine):
     @classmethod
     def over(cls, loaded: loader.Loaded, config: EngineConfig) -> "FastEngine":
         """Return an engine over a loaded model; raises guards.Unsupported, with the model as it was."""
-        ready = guards.prepare(loaded.model)
-        engine = cls(loaded, config, ready, drafter=draft_opening.drafter(loaded, config))
+        compiler = compiling.choose(config.compile, loaded.device)
+        ready = guards.prepare(loaded.model, leading.backend(), compiler)
+        engine = cls(loaded, config, leading.lead(ready), drafter=draft_opening.drafter(loaded, config))
+        compiler.count_in(engine.stats)
+        engine.stats.plain_attention = int(sdpa.refusals() > 0)
         engine.stats.native_kernels = int(not ready.reads_beyond)
         engine._embedder, engine._no_embeddings = embedding_engine.packed(loaded, config, engine.stats)
         return engine
@@ -121,15 +138,19 @@ class FastEngine(Engine):
 
     def touch_memory(self) -> None:
         """Take the memory for keys and values from the system while there is no work."""
-        self._stop_touching = self._memory.touch_while(lambda: not self.has_work)
+        if isinstance(self._memory, kv.Memory):
+            self._stop_touching = self._memory.touch_while(lambda: not self.has_work)
 
     def close(self) -> None:
         if not hasattr(self, "_runner"):  # closed already
             return
         self._stop_touching()
         self._grammars.close()
+        if isinstance(self._runner, leading.ParallelRunner):
+            self._runner.close()
         self._forget_all()
         self._memory = kv.Memory(self._memory.layout, self._memory.budget)
+        del self._pack
         self._scheduler = Scheduler(self._memory, self.config, self.stats, self._clock)
         self._speculation = speculating.Speculation(None, self.config, self.stats, "cpu")
         del self._runner
@@ -139,7 +160,7 @@ class FastEngine(Engine):
             torch.cuda.empty_cache()
 
     def _run(self, batch: Batch) -> None:
-        packed = packing.pack(batch, self._memory.layout.device, self.config.cascade)
+        packed = self._pack(batch)
         with self._model_runs():
             logits = self._runner.step(packed.step)
         self._count(batch, packed.step.attention_calls)

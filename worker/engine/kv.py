@@ -158,6 +158,10 @@ class Slot:
         self.storage.copy(at, run.storage, run.first, tokens)
         self.length = max(self.length, at + tokens)
 
+    def grown(self) -> "Slot":
+        """Return a slot for one token more at least, see `moved`."""
+        return self.moved(self.capacity + 1)
+
     def moved(self, tokens: int) -> "Slot":
         """Return a larger slot, for at least so many tokens, with the same content; this one is released."""
         larger = Slot(self._memory, tokens)
@@ -173,6 +177,8 @@ class Memory:
     With `zeroed` it starts as zeros: for who multiplies what lies behind a sequence by a weight of 0, which a
     NaN would survive.
     """
+
+    paged = False
 
     def __init__(self, layout: Layout, budget: int, zeroed: bool = True) -> None:
         self.layout = layout
@@ -214,12 +220,24 @@ class Memory:
         if storage.flat is self._flat:
             self._arena.give_back(storage.start * self.layout.dtype.itemsize, size)
 
+    def run_tokens(self, start: int, tokens: int) -> int:
+        """Return what a run from position `start` on takes, in tokens."""
+        return tokens
+
+    def slot_tokens(self, tokens: int) -> int:
+        """Return what a slot for so many tokens takes."""
+        return capacity_of(tokens)
+
+    def growth_tokens(self, slot: Slot) -> int:
+        """Return what one more token takes in a slot that is full: the old one stays until it is copied."""
+        return capacity_of(slot.capacity + 1)
+
     def slot(self, tokens: int) -> Slot:
         """Return a slot for at least so many tokens."""
         return Slot(self, tokens)
 
-    def run(self, tokens: int) -> Run:
-        """Return a run in a storage of its own."""
+    def run(self, start: int, tokens: int) -> Run:
+        """Return a run in a storage of its own, of the tokens from position `start` on."""
         return Run(self.storage(tokens), 0, tokens)
 
     @functools.cached_property

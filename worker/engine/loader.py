@@ -11,7 +11,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from jobs import errors, tokens
-from worker.engine import heads
+from worker.engine import heads, parallel, precision
 from worker.engine.embeddings import pooling
 from worker.engine.embeddings.pooling import LAST, MEAN, Pooling
 from worker.engine.source import load_weights, locate
@@ -47,13 +47,20 @@ def load(source: str, config: EngineConfig, name: str | None = None) -> Loaded:
     try:
         if not sys.stderr.isatty():
             transformers.utils.logging.disable_progress_bar()
-        device = pick_device(config.device)
+        team = parallel.current()
+        device = pick_device(config.device) if team is None else team.device
         use_all_cores()
+        precision.set_policy(device, config.tf32)
         location, options = locate(source, config)
         tokenizer = AutoTokenizer.from_pretrained(location, **options)
         model = _load_model(location, options, config, device)
         loaded = wrap(model, tokenizer, config.context_tokens)
-        loaded = replace(loaded, pooling=_read_pooling(location, options, loaded, config.pickle_weights))
+        if team is None:
+            embeds: Pooling | str = _read_pooling(location, options, loaded, config.pickle_weights)
+        else:
+            embeds = f"a model spread over {team.size} ranks does not embed"
+            team.meet()  # the first forward begins with all, however long they took to load
+        loaded = replace(loaded, pooling=embeds)
     except Exception as error:  # a model's own code and files may raise anything
         raise errors.ModelUnavailable(name=name, source=source, reason=_one_line(error)) from error
     log.info("model loaded name=%s device=%s dtype=%s", name, device, model.dtype)
@@ -62,11 +69,8 @@ def load(source: str, config: EngineConfig, name: str | None = None) -> Loaded:
 
 def wrap(model: Any, tokenizer: Any, context_tokens: int | None = None) -> Loaded:
     """Make a model and tokenizer that are in memory ready to run."""
-    text = model.config.get_text_config()
     generation = getattr(model, "generation_config", None)  # a model without a head has none
-    eos_ids = _ids(getattr(generation, "eos_token_id", None))
-    eos_ids = eos_ids or _ids(getattr(text, "eos_token_id", None))
-    eos_ids |= _ids(getattr(tokenizer, "eos_token_id", None))
+    eos_ids = end_ids(generation, model.config, tokenizer)
     # Sampling defaults that come with a checkpoint must not act behind a request's back.
     model.generation_config = GenerationConfig()
     model.eval()
@@ -75,11 +79,20 @@ def wrap(model: Any, tokenizer: Any, context_tokens: int | None = None) -> Loade
         tokenizer,
         context_tokens or _context_of(model, tokenizer),
         model.get_input_embeddings().weight.shape[0],
-        frozenset(eos_ids),
+        eos_ids,
         min(eos_ids, default=0),
         model.device,
         LAST if heads.is_causal(model.config) else MEAN,
     )
+
+
+def end_ids(generation: Any, config: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that end a sequence by a model's generation config (or None), its config and
+    tokenizer.
+    """
+    ids = _ids(getattr(generation, "eos_token_id", None))
+    ids = ids or _ids(getattr(config.get_text_config(), "eos_token_id", None))
+    return frozenset(ids | _ids(getattr(tokenizer, "eos_token_id", None)))
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -93,20 +106,6 @@ def pick_device(wanted: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"this machine has {torch.cuda.device_count()} GPUs, not {wanted} (LONGHAUL_DEVICE)")
     return device
-
-
-def pick_dtype(wanted: str, own: torch.dtype | None, device: torch.device) -> torch.dtype:
-    """Return the dtype to run in: float32 on a CPU (half precision is slower there), else half precision."""
-    if wanted != "auto":
-        dtype = getattr(torch, wanted, None)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{wanted!r} is not a dtype")
-        return dtype
-    if device.type == "cpu":
-        return torch.float32
-    if own in (torch.bfloat16, torch.float16):
-        return own
-    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
 
 
 def use_all_cores() -> None:
@@ -142,8 +141,12 @@ def _read_pooling(location: str, options: dict[str, Any], loaded: Loaded, pickle
 
 def _load_model(location: str, options: dict[str, Any], wanted: EngineConfig, device: torch.device) -> Any:
     config = AutoConfig.from_pretrained(location, **options)
-    picked = pick_dtype(wanted.dtype, getattr(config, "dtype", None), device)
+    picked = precision.pick_dtype(wanted.dtype, getattr(config, "dtype", None), device)
     auto = heads.auto_class(config, options, wanted.task)
+    team = parallel.current()
+    if team is not None:
+        share = parallel.load_options(team, config, wanted, "gguf_file" in options)
+        return load_weights(auto, location, wanted.pickle_weights, options | share | {"dtype": picked})
     if "gguf_file" in options:
         model = _without_quantization(auto.from_pretrained(location, dtype=picked, **options))
     else:

@@ -3,7 +3,7 @@
 import logging
 
 from jobs import errors
-from worker.engine import guards, heap, loader
+from worker.engine import guards, heap, leading, loader, parallel
 from worker.engine.base import Engine
 from worker.engine.embeddings.engine import EmbeddingEngine
 from worker.engine.fallback import FallbackEngine
@@ -36,6 +36,20 @@ def open_model(source: str, config: EngineConfig, name: str | None = None) -> En
     return engine
 
 
+def follow_model(source: str, config: EngineConfig, name: str | None = None) -> None:
+    """Load this rank's share of a source and run what rank 0 says, until it says stop.
+
+    Does what `open_model` does with a model, step by step, up to where a team is led.
+    Raises errors.ModelUnavailable, guards.Unsupported, or what a step raises.
+    """
+    team = parallel.current()
+    assert team is not None
+    loaded = loader.load(source, config, name)
+    with library.disabled(config.kernels == "torch"):
+        runner = guards.prepare(loaded.model, leading.backend())
+    leading.follow(runner, team)
+
+
 def over(loaded: loader.Loaded, config: EngineConfig, name: str = "") -> Engine:
     """Return the best engine over a loaded model. Raises what the model raises in the fallback, and
     library.Unavailable when it is to run on compiled kernels and cannot.
@@ -52,6 +66,8 @@ def over(loaded: loader.Loaded, config: EngineConfig, name: str = "") -> Engine:
 
 
 def _best(loaded: loader.Loaded, config: EngineConfig, name: str) -> Engine:
+    if parallel.current() is not None:  # no other engine has its steps run by all ranks
+        return FastEngine.over(loaded, config)
     if config.task == "embed" or not loaded.generates:
         return EmbeddingEngine(loaded, config)
     if config.fast:

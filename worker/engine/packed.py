@@ -188,9 +188,15 @@ def pack_all(model: nn.Module) -> Iterator[Replaced]:
                 yield parent, name, layer
 
 
+def is_plain(layer: Any) -> bool:
+    """Tell whether a module is a linear layer and nothing else. Subclasses may do anything in their forward,
+    and hooks around it, as those of tensor parallelism do.
+    """
+    return type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
+
+
 def _packed(layer: Any) -> PackedLinear | None:
-    # Subclasses may do anything in their forward.
-    if type(layer) is nn.Linear and can_pack(layer.weight):
+    if is_plain(layer) and can_pack(layer.weight):
         return PackedLinear(layer.weight.data, None if layer.bias is None else layer.bias.data)
     if type(layer) is Conv1D and can_pack(layer.weight):
         return PackedLinear(layer.weight.data.T, layer.bias.data)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from worker.engine import kv, prefix
+from worker.engine.paged_step import PagedStep
 from worker.engine.scheduler import Batch, Chunk
 from worker.engine.sequence import Sequence
 from worker.engine.speculation import Drafted
@@ -29,7 +30,7 @@ class Packed:
     the first, in `drafted`.
     """
 
-    step: Step
+    step: Step | PagedStep
     ends: list[Sequence | prefix.Node | None]
     scored: list[Scored]
     drafted: list[Drafted]
@@ -97,7 +98,7 @@ class _Packer:
         before = chunk.first - start
         self._writes.append(Write(tokens, [source], first + before))
         for other in chunk.copies:
-            if other.slot is not None:  # preempted since
+            if isinstance(other.slot, kv.Slot):  # else preempted since
                 self._writes.append(Write(tokens, [other.slot.storage], chunk.first - other.own_start))
         fields: dict[str, Any] = {"sources": [source], "first": first + before, "length": len(chunk.tokens)}
         self._spans.append((tokens, fields | {"start": chunk.first, "triangular": True}))
@@ -167,12 +168,12 @@ def _mark_last(parts: list[Part], tokens: int) -> None:
 
 
 def _slot(sequence: Sequence) -> kv.Slot:
-    assert sequence.slot is not None
+    assert isinstance(sequence.slot, kv.Slot)
     return sequence.slot
 
 
 def _run(node: prefix.Node) -> kv.Run:
-    assert node.kv is not None
+    assert isinstance(node.kv, kv.Run)
     return node.kv
 
 

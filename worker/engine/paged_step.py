@@ -65,4 +65,6 @@ class PagedStep:
     whole: Own
     own: Own
     shared: Shared | None
+    copies: tuple[Tensor, Tensor] | None = None
+    """Tokens [n] int64 to copy before all else, and to where [n], as in `slots`."""
     attention_calls: int = 0

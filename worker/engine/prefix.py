@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from torch import Tensor
 
-from worker.engine import kv
+from worker.engine import kv, pages
 
 
 class Node:
@@ -42,7 +42,7 @@ class Node:
         self.children: dict[int, Node] = {}
         self.users = 0
         self.ends = 0
-        self.kv: kv.Run | None = None
+        self.kv: kv.Run | pages.Run | None = None
         self.computed = 0
         self.logits: Tensor | None = None
         """Logits [V] after its last token, kept while a prompt that is known ends here."""

@@ -1,14 +1,22 @@
 """One forward of the model over a packed step."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from worker.engine import attention, interface, kv
+from worker.engine import attention, attention_flash, device, interface, kv, packing, pages, paging
+from worker.engine.attention_flash import FlashAttention
 from worker.engine.native import library
 from worker.engine.native.attention import NativeAttention
+from worker.engine.paged_step import PagedStep
+from worker.engine.scheduler import Batch
 from worker.engine.step import Step
+
+Memory = kv.Memory | pages.Memory
+AnyStep = Step | PagedStep
+Backend = attention.Backend | FlashAttention
 
 
 class Runner(Protocol):
@@ -18,30 +26,73 @@ class Runner(Protocol):
     reads_beyond: bool
     """Whether it reads KV that is not written yet, with a weight of 0."""
 
-    def step(self, step: Step) -> Tensor:
+    def memory(self, budget: int) -> Memory:
+        """Return so many bytes of memory of the kind that its steps are over."""
+        ...
+
+    def packer(self, memory: Memory, cascade: bool) -> Callable[[Batch], packing.Packed]:
+        """Return what makes its steps."""
+        ...
+
+    def step(self, step: Any) -> Tensor:
         """Compute a step; return the logits [R, V] of its wanted tokens."""
         ...
 
 
-class ModelRunner:
+class StorageRunner:
+    """The part of a Runner whose steps are over storages."""
+
+    layout: kv.Layout
+    reads_beyond: bool
+
+    def memory(self, budget: int) -> Memory:
+        return kv.Memory(self.layout, budget, self.reads_beyond)
+
+    def packer(self, memory: Memory, cascade: bool) -> Callable[[Batch], packing.Packed]:
+        return lambda batch: packing.pack(batch, self.layout.device, cascade)
+
+
+class ModelRunner(StorageRunner):
     """Runs a transformers model whose attention has been set to ours. Raises NotImplementedError if it has
     none.
     """
 
-    def __init__(self, model: Any, backend: str | attention.Backend = "auto") -> None:
+    def __init__(self, model: Any, backend: str | Backend = "auto") -> None:
         self._model = model
         self.layout, self.scorings = _learn_layers(model)
         self._backend = _backend(backend, self.layout)
+        if isinstance(self._backend, FlashAttention):
+            fault = attention_flash.shape_fault(self.layout, self.scorings)
+            if fault is not None:
+                raise NotImplementedError(f"flash-attn does not have {fault}")
         self.reads_beyond = not isinstance(self._backend, NativeAttention)
 
-    def step(self, step: Step) -> Tensor:
+    @property
+    def page_tokens(self) -> int:
+        """How many tokens its memory is given out by, at least."""
+        return self._backend.page_tokens if isinstance(self._backend, FlashAttention) else 32
+
+    def memory(self, budget: int) -> Memory:
+        if isinstance(self._backend, FlashAttention):
+            return pages.Memory(self.layout, budget, self._backend.page_tokens)
+        return super().memory(budget)
+
+    def packer(self, memory: Memory, cascade: bool) -> Callable[[Batch], packing.Packed]:
+        if not isinstance(memory, pages.Memory):
+            return super().packer(memory, cascade)
+        windows = any(scoring.window is not None for scoring in self.scorings)
+        return paging.Packer(memory, device.of(self.layout.device).stage, windows, cascade).pack
+
+    def step(self, step: AnyStep) -> Tensor:
+        if isinstance(step, PagedStep) and step.copies is not None:
+            step.pool.copy(*step.copies)
         return _forward(self._model, _Stepping(self._backend, step), step.ids, step.positions, step.wanted)
 
 
 class _Stepping:
     """Handles the attention of one step; counts it."""
 
-    def __init__(self, backend: attention.Backend, step: Step) -> None:
+    def __init__(self, backend: Any, step: AnyStep) -> None:
         self._backend = backend
         self._step = step
         self.decode = self._decode if isinstance(backend, NativeAttention) else None
@@ -52,6 +103,7 @@ class _Stepping:
 
     def _decode(self, *tensors: Any) -> None:
         assert isinstance(self._backend, NativeAttention)
+        assert isinstance(self._step, Step)
         self._step.attention_calls += 1
         self._backend.decode(self._step, *tensors)
 
@@ -86,7 +138,7 @@ def _forward(
     return output.logits[0]
 
 
-def _backend(name: str | attention.Backend, layout: kv.Layout) -> attention.Backend:
+def _backend(name: str | Backend, layout: kv.Layout) -> Backend:
     """Return a backend; `auto` is the native one where its kernels run, else the dense one."""
     if not isinstance(name, str):
         return name
@@ -96,13 +148,16 @@ def _backend(name: str | attention.Backend, layout: kv.Layout) -> attention.Back
     return attention.dense if kernels is None else NativeAttention(kernels)
 
 
+def dry_run(model: Any, tokens: int) -> _Learning:
+    """Run all of a model but its attention, on so many tokens."""
+    learning, positions = _Learning(), torch.arange(tokens, device=model.device)
+    _forward(model, learning, positions, positions, positions[-1:])
+    return learning
+
+
 def _learn_layers(model: Any) -> tuple[kv.Layout, list[attention.Scoring]]:
     """Run two tokens to see how each layer attends."""
-    learning = _Learning()
-    ids = torch.zeros(2, dtype=torch.long, device=model.device)
-    _forward(
-        model, learning, ids, torch.arange(2, device=model.device), torch.tensor([1], device=model.device)
-    )
+    learning = dry_run(model, 2)
     layers = model.config.get_text_config().num_hidden_layers
     shapes, scorings = learning.shapes, learning.scorings
     if sorted(shapes) != list(range(layers)):

@@ -18,7 +18,7 @@ from worker.engine.native import library
 from worker.engine.native.library import Kernels
 from worker.engine.types import Sampling
 
-_FIRST_CANDIDATES = 1024
+FIRST_CANDIDATES = 1024
 _Draw = library.structure("Draw", "logits row rows size temperature top_p top_k min_p uniforms out")
 
 
@@ -58,7 +58,7 @@ def draw(logits: Tensor, parameters: Parameters, positions: list[int]) -> Tensor
     logits = with_kernels(logits)
     kernels = library.kernels(logits.dtype, logits.device)
     if kernels is None:
-        return _drawn(filtered(logits, parameters), uniforms)
+        return drawn(filtered(logits, parameters), uniforms)
     return _drawn_natively(kernels, logits, parameters, uniforms)
 
 
@@ -81,7 +81,7 @@ def _drawn_natively(kernels: Kernels, logits: Tensor, parameters: Parameters, un
     return drawn
 
 
-def _drawn(weights: Tensor, uniforms: Tensor) -> Tensor:
+def drawn(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Return the token [R] where the cumulative weights [R, V] pass a share of their total."""
     sums = weights.cumsum(dim=-1)
     total = sums[:, -1:]
@@ -95,26 +95,38 @@ def filtered(logits: Tensor, parameters: Parameters) -> Tensor:
 
     Tokens as probable as the last one kept are kept too, so that the order of equals decides nothing.
     """
-    scaled = logits.double() / parameters.temperature
-    weights = torch.exp(scaled - scaled.amax(dim=-1, keepdim=True))
+    weights = weights_of(logits, parameters)
     if bool((parameters.top_k > 0).any()) or bool((parameters.top_p < 1).any()):
         weights = torch.where(weights >= _threshold(weights, parameters), weights, 0.0)
     return torch.where(weights >= parameters.min_p, weights, 0.0)
 
 
+def weights_of(logits: Tensor, parameters: Parameters) -> Tensor:
+    """Return what the tokens' probabilities are to that of the first one [R, V], before any is left out."""
+    scaled = logits.double() / parameters.temperature
+    return torch.exp(scaled - scaled.amax(dim=-1, keepdim=True))
+
+
 def _threshold(weights: Tensor, parameters: Parameters) -> Tensor:
     """Return the smallest weight that top_k and top_p keep [R, 1]; `weights` [R, V] are at most 1."""
+    threshold, undecided = first_threshold(weights, parameters)
+    if undecided is None or not bool(undecided.any()):
+        return threshold
+    # A flat distribution: its nucleus is longer than the first candidates.
+    return _threshold_among(weights.topk(weights.shape[-1], dim=-1).values, weights, parameters)[0]
+
+
+def first_threshold(weights: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor | None]:
+    """Return the smallest weight that top_k and top_p keep [R, 1] as the first candidates have it, and whose
+    they do not decide [R, 1]; None: they are all tokens. Does not wait for the device.
+    """
     vocabulary = weights.shape[-1]
-    candidates = min(vocabulary, _FIRST_CANDIDATES)
-    while True:
-        ranked = weights.topk(candidates, dim=-1).values
-        threshold, decided = _threshold_among(ranked, weights, parameters)
-        if decided or candidates == vocabulary:
-            return threshold
-        candidates = vocabulary  # a flat distribution: its nucleus is longer than the first candidates
+    ranked = weights.topk(min(vocabulary, FIRST_CANDIDATES), dim=-1).values
+    threshold, undecided = _threshold_among(ranked, weights, parameters)
+    return threshold, undecided if vocabulary > FIRST_CANDIDATES else None
 
 
-def _threshold_among(ranked: Tensor, weights: Tensor, parameters: Parameters) -> tuple[Tensor, bool]:
+def _threshold_among(ranked: Tensor, weights: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
     candidates = ranked.shape[-1]
     by_k = parameters.top_k > 0
     last_k = (torch.where(by_k, parameters.top_k, 1).clamp(max=candidates) - 1).long()
@@ -127,4 +139,4 @@ def _threshold_among(ranked: Tensor, weights: Tensor, parameters: Parameters) ->
     length = (before < parameters.top_p * total).sum(dim=-1, keepdim=True).clamp(min=1)
     nucleus = torch.where(by_p, ranked.gather(-1, length - 1), 0.0)
     undecided = (by_p & (length == candidates)) | (parameters.top_k > candidates)
-    return torch.maximum(kth, nucleus), not bool(undecided.any())
+    return torch.maximum(kth, nucleus), undecided

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from worker.engine import kv, lengths, prefix, queue_delay
-from worker.engine.admission import Admission
+from worker.engine import kv, lengths, pages, prefix, queue_delay
+from worker.engine.admission import Admission, PagedAdmission
 from worker.engine.rows import RowState
 from worker.engine.sequence import Sequence, distinct_tokens
 from worker.engine.types import EngineConfig, Row, Stats
@@ -47,7 +47,7 @@ class Scheduler:
 
     def __init__(
         self,
-        memory: kv.Memory,
+        memory: kv.Memory | pages.Memory,
         config: EngineConfig,
         stats: Stats,
         clock: Callable[[], float] = time.monotonic,
@@ -58,7 +58,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._nodes: list[prefix.Node] = []
         self._lengths = lengths.OutputLengths()
-        self.admission = Admission(memory, self.trie, self._lengths, stats)
+        kind = PagedAdmission if memory.paged else Admission
+        self.admission = kind(memory, self.trie, self._lengths, stats)
         self._config = config
         self._stats = stats
         self._clock = clock
@@ -134,12 +135,14 @@ class Scheduler:
         for node in self._nodes:
             parent = node.parent
             ready = parent is None or all(n.complete for n in parent.upwards())
-            if ready and budget > 0:
-                chunks.append(_node_chunk(node, budget, self.running))
+            if ready and budget > 0 and self._can_begin(node, chunks):
+                chunks.append(_node_chunk(node, budget, () if self.memory.paged else self.running))
                 budget -= len(chunks[-1].tokens)
         decode = []
         for sequence in list(self.running):
             if not sequence.uncomputed or not sequence.prefix_complete():
+                continue
+            if not self._can_begin(sequence, chunks):
                 continue
             if sequence.uncomputed == 1:
                 decode.append(sequence)
@@ -150,6 +153,22 @@ class Scheduler:
         decode = self._with_room(decode) if budget > 0 or not chunks else []
         chunks = [chunk for chunk in chunks if not _was_freed(chunk)]
         return Batch(decode, chunks) if decode or chunks else None
+
+    def _can_begin(self, target: prefix.Node | Sequence, chunks: list[Chunk]) -> bool:
+        """Tell whether a target's next token can be computed in this step. What begins inside a page takes
+        what its parent has in it, before its own first token: after the step that computes the parent.
+        """
+        if not isinstance(self.memory, pages.Memory):
+            return True
+        own, parent = _begins(target)
+        if not isinstance(own, pages.Run | pages.Slot) or parent is None:
+            return True
+        assert isinstance(parent.kv, pages.Run)
+        copy = self.memory.beginning(own, parent.kv)
+        if copy is not None and any(chunk.target is parent for chunk in chunks):
+            return False
+        self.memory.copies.update(copy or {})
+        return True
 
     def finish(self, sequence: Sequence) -> None:
         """Take an ended sequence out; what it has computed stays in the trie for others."""
@@ -241,7 +260,15 @@ def _was_freed(chunk: Chunk) -> bool:
     return (target.kv if isinstance(target, prefix.Node) else target.slot) is None
 
 
-def _node_chunk(node: prefix.Node, budget: int, running: list[Sequence]) -> Chunk:
+def _begins(target: prefix.Node | Sequence) -> tuple[object, prefix.Node | None]:
+    """Return the KV of a target of which no token is computed yet, and its parent."""
+    if isinstance(target, Sequence):
+        return (target.slot, target.parent) if target.computed == target.own_first else (None, None)
+    parent = target.parent
+    return (target.kv, parent) if not target.computed and parent and parent.tokens else (None, None)
+
+
+def _node_chunk(node: prefix.Node, budget: int, running: Iterable[Sequence]) -> Chunk:
     tokens = node.tokens[node.computed : node.computed + budget]
     first = node.start + node.computed
     node.computed += len(tokens)

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from worker.engine import kv, prefix
+from worker.engine import kv, pages, prefix
 from worker.engine.rows import RowState
 from worker.engine.types import Row
 
@@ -29,7 +29,7 @@ class Sequence:
     own_start: int = 0
     own_first: int = 0
     computed: int = 0
-    slot: kv.Slot | None = None
+    slot: kv.Slot | pages.Slot | None = None
     cached_tokens: int | None = None
     recomputes_until: int = 0
     """How many of its tokens were computed before it was preempted."""
@@ -76,6 +76,11 @@ class Sequence:
     @property
     def prompt_length(self) -> int:
         return len(self.row.request.prompt_ids)
+
+    @property
+    def parent(self) -> prefix.Node | None:
+        """The node after which its own tokens begin."""
+        return next((node for node in self.node.upwards() if node.end <= self.own_first), None)
 
     def prefix_nodes(self) -> list[prefix.Node]:
         """Return the nodes that hold its KV before `own_start`, from the front."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Kernels = Literal["auto", "native", "torch"]
 Task = Literal["auto", "generate", "embed"]
+Compile = Literal["auto", "on", "off"]
 Speculate = Literal["off", "lookup", "draft"]
 _GREEDY_TEMPERATURE = 1e-5
 
@@ -177,7 +178,9 @@ class EngineConfig:
     values: while fewer than `speculate_below` requests run, and at most `speculate_tokens` tokens each.
 
     `task` auto does what the model can: a causal LM generates and embeds, others embed; generate and embed
-    ask for one alone. An embedding batch has `prefill_chunk_tokens`, and more on a fast device.
+    ask for one alone. `tf32` lets a GPU round the factors of float32 products to 10 bits. `compile` has
+    what a layer does between products compiled by torch: auto on a GPU that has Triton, on also on a CPU.
+    An embedding batch has `prefill_chunk_tokens`, and more on a fast device.
     Raises ValueError for what no engine can run with.
     """
 
@@ -199,7 +202,9 @@ class EngineConfig:
     fast: bool = True
     kernels: Kernels = "auto"
     task: Task = "auto"
-    speculate: Speculate = "lookup"
+    tf32: bool = False
+    compile: Compile = "auto"
+    speculate: Speculate = "off"
     speculate_tokens: int = 10
     speculate_below: int = 8
     draft_model: str | None = None
@@ -222,6 +227,8 @@ class EngineConfig:
             raise ValueError(f"kernels must be one of {', '.join(get_args(Kernels))}, not {self.kernels!r}")
         if self.task not in get_args(Task):
             raise ValueError(f"task must be one of {', '.join(get_args(Task))}, not {self.task!r}")
+        if self.compile not in get_args(Compile):
+            raise ValueError(f"compile must be one of {', '.join(get_args(Compile))}, not {self.compile!r}")
         if self.speculate not in get_args(Speculate):
             known = ", ".join(get_args(Speculate))
             raise ValueError(f"speculate must be one of {known}, not {self.speculate!r}")
@@ -258,6 +265,10 @@ class Stats:
     """1 when the fast engine cannot run this model, so that `generate` does."""
     native_kernels: int = 0
     """1 when products and attention run on the compiled kernels."""
+    compile_fallbacks: int = 0
+    """Functions that torch did not compile, so that they run as they are."""
+    plain_attention: int = 0
+    """1 when torch's own attention on this GPU is not what it should be, so that plain products do it."""
     steps: int = 0
     steps_below_8: int = 0
     """Steps that decode for fewer than 8 running requests while none waits: the tail."""

@@ -74,7 +74,7 @@ class Subject:
     runner: runner.ModelRunner
 
     @classmethod
-    def open(cls, name: str, tokenizer: Any, backend: str = "auto") -> "Subject":
+    def open(cls, name: str, tokenizer: Any, backend: Any = "auto") -> "Subject":
         loaded = loader.wrap(architectures.build(name), tokenizer)
         return cls(loaded, guards.prepare(loaded.model, backend))
 

@@ -5,7 +5,7 @@ different.
 import torch
 from torch import Tensor
 
-from worker.engine import attention, kv
+from worker.engine import attention, kv, runner
 from worker.engine.step import Step
 
 VOCABULARY = 97
@@ -13,10 +13,10 @@ VOCABULARY = 97
 
 def next_token(tokens: list[int]) -> int:
     """What the model says after these tokens."""
-    return _hash(list(enumerate(tokens)))
+    return hash_of(list(enumerate(tokens)))
 
 
-class HashRunner:
+class HashRunner(runner.StorageRunner):
     """Keeps (position, token) as keys in the real KV memory, and hashes what the parts of a step let a query
     see.
     """
@@ -36,9 +36,9 @@ class HashRunner:
         for row, token in enumerate(step.wanted.tolist()):
             keys = [attention.seen(part, 0, token, None)[0] for part in step.own + step.shared]
             seen = torch.cat(keys)[:, 0].long().tolist()
-            logits[row, _hash([(position, id) for position, id in sorted(map(tuple, seen))])] = 1.0
+            logits[row, hash_of([(position, id) for position, id in sorted(map(tuple, seen))])] = 1.0
         return logits
 
 
-def _hash(pairs: list[tuple[int, int]]) -> int:
+def hash_of(pairs: list[tuple[int, int]]) -> int:
     return hash(tuple(pairs)) % VOCABULARY

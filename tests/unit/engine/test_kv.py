@@ -165,7 +165,7 @@ def test_a_full_slot_moves_to_a_larger_one() -> None:
     fill(slot.storage)
     slot.length = 32
     before = content(slot.storage, 0, 32)
-    moved = slot.moved(33)
+    moved = slot.grown()
     assert (moved.capacity, moved.length, used_tokens(m)) == (48, 32, 48)
     assert equal(content(moved.storage, 0, 32), before)
 
@@ -181,7 +181,7 @@ def test_the_largest_number_of_tokens_that_fit_is_the_budget() -> None:
 
 def test_a_split_copies_nothing_and_frees_with_the_last_part(copies: list[int]) -> None:
     m = memory()
-    run = m.run(10)
+    run = m.run(0, 10)
     fill(run.storage)
     upper, lower = run.split(4)
     assert upper.storage is lower.storage is run.storage
@@ -207,7 +207,7 @@ def test_evicting_one_of_two_nodes_of_a_storage_frees_nothing_until_the_other_go
     m, trie = memory(), prefix.Trie()
     node = trie.insert("", list(range(10)))
     trie.pin(node)
-    node.kv, node.computed = m.run(10), 10
+    node.kv, node.computed = m.run(0, 10), 10
     other = trie.insert("", [0, 1, 2, 3, 77])
     trie.pin(other)
     trie.unpin(other)

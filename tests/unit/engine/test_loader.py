@@ -54,14 +54,6 @@ def test_the_dtype_of_the_settings_is_used(tiny_path: Path, dtype: str) -> None:
     assert loaded.model.dtype == getattr(torch, dtype)
 
 
-def test_dtype_auto_is_full_precision_on_a_cpu_and_half_on_a_gpu() -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert loader.pick_dtype("auto", torch.bfloat16, cpu) == torch.float32
-    assert loader.pick_dtype("auto", torch.bfloat16, gpu) == torch.bfloat16
-    assert loader.pick_dtype("auto", torch.float16, gpu) == torch.float16
-    assert loader.pick_dtype("auto", torch.float32, gpu) in (torch.bfloat16, torch.float16)
-
-
 @pytest.mark.parametrize(
     ("source", "reason"),
     [

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.unit.engine.conftest import request
 from tests.unit.engine.exactness import Schedule
-from worker.engine import EngineConfig, attention, kv, loader
+from worker.engine import EngineConfig, attention, kv, loader, runner
 from worker.engine.attention import Rotation, Scoring
 from worker.engine.fast import FastEngine
 from worker.engine.native import library
@@ -78,7 +78,7 @@ def summed(
     return (above / below[..., None]).to(v.dtype)
 
 
-class BothWays:
+class BothWays(runner.StorageRunner):
     """A runner of layers with random queries, keys and values that attends natively and by an oracle."""
 
     def __init__(self, layers: list[Layer], dtype: torch.dtype, oracle: attention.Backend) -> None:

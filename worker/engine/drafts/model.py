@@ -115,6 +115,7 @@ class DraftModel:
         if twin.slot is None:
             twin.slot = self._memory.slot(tokens)
         else:
+            assert isinstance(twin.slot, kv.Slot)
             twin.slot.length = twin.computed
             twin.slot = twin.slot.moved(tokens)
         return True

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from worker.engine import guards, heads, loader
+from worker.engine import compiling, guards, heads, loader
 from worker.engine.base import Engine
 from worker.engine.embeddings.embedder import Embedder
 from worker.engine.embeddings.headless import Headless, ModelEncoder
@@ -78,7 +78,9 @@ def _encoder(loaded: loader.Loaded, config: EngineConfig, stats: Stats) -> Model
     if config.fast and heads.is_causal(loaded.model.config):
         headless = Headless(loaded.model)
         try:
-            ready = guards.prepare(headless)
+            compiler = compiling.choose(config.compile, loaded.device)
+            ready = guards.prepare(headless, compiler=compiler)
+            compiler.count_in(stats)
             stats.native_kernels = int(not ready.reads_beyond)
             return PackedEncoder(headless, loaded.pooling)
         except guards.Unsupported as reason:

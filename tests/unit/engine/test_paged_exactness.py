@@ -1,0 +1,99 @@
+"""The engine over pages, with flash-attn's stand-in, against transformers: any schedule, token for token."""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.engine import exactness
+from tests.unit.engine.exactness import Schedule
+from tests.unit.engine.test_exactness import PREEMPTING, long_ones
+from worker.engine import Request, guards, pages
+from worker.engine.attention_flash import FlashAttention
+from worker.engine.fast import FastEngine
+from worker.engine.flash_standin import StandIn
+
+PAGE_TOKENS = 8
+# Grouped heads; a window; a soft cap with a window in every other layer; other norms and head norms.
+NAMES = ["llama", "mistral", "gemma2", "qwen3", "phi", "cohere2"]
+_subjects: dict[str, exactness.Subject] = {}
+
+
+def subject(name: str, tokenizer: object) -> exactness.Subject:
+    if name not in _subjects:
+        backend = FlashAttention(StandIn(PAGE_TOKENS), PAGE_TOKENS)
+        _subjects[name] = exactness.Subject.open(name, tokenizer, backend)
+    return _subjects[name]
+
+
+def engine_of(name: str, open_subject: exactness.Open, schedule: Schedule, least_saved: int) -> FastEngine:
+    engine = schedule.open(subject(name, open_subject("llama").loaded.tokenizer))
+    assert isinstance(engine._memory, pages.Memory)
+    engine._pack.__self__.least_saved = least_saved  # type: ignore[attr-defined]
+    return engine
+
+
+def check(
+    name: str, open_subject: exactness.Open, requests: list[Request], schedule: Schedule, least_saved: int = 1
+) -> FastEngine:
+    engine = engine_of(name, open_subject, schedule, least_saved)
+    done = schedule.run(engine, requests)
+    assert exactness.tokens_of(done) == exactness.wanted(name, requests)
+    return engine
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(exactness.requests(), exactness.schedules, st.sampled_from((1, 1, 4)), st.booleans())
+@example(long_ones(), PREEMPTING, 1, True)
+@settings(max_examples=6)
+def test_any_schedule_is_equal_to_generate(
+    open_subject: exactness.Open,
+    name: str,
+    requests: list[Request],
+    schedule: Schedule,
+    least_saved: int,
+    cascade: bool,
+) -> None:
+    schedule.config["cascade"] = cascade
+    check(name, open_subject, requests, schedule, least_saved)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", NAMES)
+@given(exactness.requests(most=14), exactness.schedules, st.sampled_from((1, 2, 4)))
+@settings(max_examples=100, report_multiple_bugs=False)
+def test_many_schedules_are_equal_to_generate(
+    open_subject: exactness.Open, name: str, requests: list[Request], schedule: Schedule, least_saved: int
+) -> None:
+    check(name, open_subject, requests, schedule, least_saved)
+
+
+def test_shared_pages_are_attended_to_once(open_subject: exactness.Open) -> None:
+    engine = engine_of("llama", open_subject, Schedule(), 1)
+    shared = []
+    pack = engine._pack
+
+    def packed(batch: object) -> object:
+        result = pack(batch)  # type: ignore[arg-type]
+        shared.append(result.step.shared)  # type: ignore[union-attr]
+        return result
+
+    engine._pack = packed  # type: ignore[assignment]
+    done = Schedule().run(engine, long_ones())
+    assert exactness.tokens_of(done) == exactness.wanted("llama", long_ones())
+    assert any(each is not None for each in shared)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3"])
+def test_what_flash_attn_does_not_have_is_refused(name: str, open_subject: exactness.Open) -> None:
+    with pytest.raises(guards.Unsupported, match=r"sinks|keys of"):
+        subject(name, open_subject("llama").loaded.tokenizer)
+
+
+def test_the_memory_has_pages_of_the_size_that_flash_attn_takes() -> None:
+    assert FlashAttention(StandIn()).page_tokens == 256
+    q, cache = torch.zeros(1, 1, 2, 8), torch.zeros(2, 8, 2, 8)
+    lengths, table = torch.ones(1, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="pages of 8"):
+        StandIn().flash_attn_with_kvcache(q, cache, cache, cache_seqlens=lengths, block_table=table)

@@ -1,0 +1,182 @@
+"""What a model takes, learnt on torch's meta device: its code runs, and nothing is loaded or computed."""
+
+import dataclasses
+import re
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from transformers import AutoConfig
+
+from jobs import errors, tokens
+from worker.engine import guards, heads, interface, kv, runner
+from worker.engine.attention import Rotation, Scoring
+from worker.engine.source import locate
+from worker.engine.types import EngineConfig
+
+_DRAW_COPIES = 4
+"""The copies of the logits in float64 that a draw holds at once."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that one card needs for a model, of which it has a share in `tensor_parallel`.
+
+    `step_bytes` is what the largest step holds besides weights and KV, `decode_bytes` the same of a step that
+    only decodes, without the choice of tokens. `products` are the elements of weights that are multiplied
+    with, the head's apart in `head`; `attention` is heads x (key size + value size), summed over layers.
+    """
+
+    name: str
+    dtype: torch.dtype
+    parameters: int
+    weight_bytes: int
+    products: int
+    head: int
+    attention: int
+    layout: kv.Layout
+    step_bytes: int
+    decode_bytes: int
+    vocabulary: int
+    context_tokens: int
+    tensor_parallel: int = 1
+
+    @property
+    def token_bytes(self) -> int:
+        """KV of one token."""
+        return self.layout.token_bytes // self.tensor_parallel
+
+
+def of_source(source: str, config: EngineConfig, dtype: torch.dtype | None, parallel: int = 1) -> Footprint:
+    """Read a model's config and return what it needs; `dtype` None takes the model's own, if it is half
+    precision, else bfloat16. Raises errors.ModelUnavailable.
+    """
+    try:
+        location, options = locate(source, config)
+        own = AutoConfig.from_pretrained(location, **options)
+        if getattr(own, "quantization_config", None):
+            raise ValueError("its weights are quantised, and what they take is not known from the config")
+        halves = (torch.bfloat16, torch.float16)
+        picked = dtype or (own.dtype if own.dtype in halves else torch.bfloat16)
+        auto = heads.auto_class(own, options, "generate")
+        # Products of experts run in bfloat16 alone on the meta device.
+        with torch.device("meta"):
+            model = auto.from_config(own, dtype=torch.bfloat16, trust_remote_code=config.trust_remote_code)
+        return of_model(model.eval(), config, parallel, picked)
+    except Exception as error:  # a model's own code and files may raise anything
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise errors.ModelUnavailable(name=source, source=source, reason=reason) from error
+
+
+def of_model(
+    model: Any, config: EngineConfig, parallel: int = 1, dtype: torch.dtype | None = None
+) -> Footprint:
+    """Return what a model on the meta device needs in a dtype (None: its own) at least as wide as its own;
+    raises ValueError or guards.Unsupported with the reason why the fast engine does not run it.
+    """
+    guards.check_config(model)
+    model.set_attn_implementation(interface.NAME)
+    layout = runner.ModelRunner(model).layout
+    wider = (dtype or model.dtype).itemsize // model.dtype.itemsize
+    if any(layer_heads % parallel for layer_heads, _, _ in layout.layers):
+        counts = sorted({layer_heads for layer_heads, _, _ in layout.layers})
+        raise ValueError(f"{', '.join(map(str, counts))} KV heads cannot be divided among {parallel} cards")
+    heads_of_layers = _Attention()
+    rows, vocabulary = config.max_running, model.get_output_embeddings().weight.shape[0]
+    step = peak_bytes(lambda: _forward(model, heads_of_layers, config.prefill_chunk_tokens + rows, rows))
+    drawing = rows * vocabulary * torch.float64.itemsize * _DRAW_COPIES
+    products = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear)}
+    head = products.pop(id(model.get_output_embeddings().weight))
+    return Footprint(
+        type(model).__name__,
+        dtype or model.dtype,
+        sum(p.numel() for p in model.parameters()),
+        wider * _weight_bytes(model, parallel),
+        sum(products.values()),
+        head,
+        sum(heads_of_layers.sizes.values()),
+        dataclasses.replace(layout, dtype=dtype or model.dtype),
+        max(wider * step, drawing),
+        wider * peak_bytes(lambda: _forward(model, _Attention(), rows, rows)),
+        vocabulary,
+        config.context_tokens or tokens.context_of(model.config, None),
+        parallel,
+    )
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """Return how many bytes of tensors made by `run` are held at once at most, whatever their device."""
+    with _Live() as live:
+        run()
+    return live.peak
+
+
+class _Live(TorchDispatchMode):
+    """Counts storages from the operation that makes them to their end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {t.untyped_storage()._cdata for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(made):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in given:
+                self._count(tensor.untyped_storage())
+        return made
+
+    def _count(self, storage: Any) -> None:
+        size = storage.nbytes()
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._end, size)
+
+    def _end(self, size: int) -> None:
+        self.now -= size
+
+
+class _Attention:
+    """Attention of the right shape; notes heads x (key size + value size) of each layer."""
+
+    decode = None
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, _: Rotation | None = None, /
+    ) -> Tensor:
+        self.sizes[layer] = q.shape[1] * (q.shape[2] + v.shape[2])
+        return q.new_empty(*q.shape[:2], v.shape[2])
+
+
+@torch.inference_mode()
+def _forward(model: Any, attention: _Attention, count: int, wanted: int) -> None:
+    ids = torch.zeros(1, count, dtype=torch.long, device=model.device)
+    with interface.handling(attention):
+        model(
+            input_ids=ids,
+            position_ids=torch.arange(count, device=model.device)[None],
+            use_cache=False,
+            logits_to_keep=torch.arange(wanted, device=model.device),
+        )
+
+
+def _weight_bytes(model: Any, parallel: int) -> int:
+    """Return the bytes of parameters and buffers, each once; of what is divided among cards, a part."""
+    plan = getattr(model, "tp_plan", None) or {}
+    if parallel > 1 and not plan:
+        raise ValueError("transformers has no plan to divide it among cards")
+    total = 0
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        general = re.sub(r"\.\d+\.", ".*.", name)
+        style = plan.get(general) or plan.get(general.rpartition(".")[0]) or "replicated"
+        total += tensor.nbytes if style.startswith("replicated") else -(-tensor.nbytes // parallel)
+    return total

@@ -1,0 +1,171 @@
+"""The command `longhaul size`: what a model and its KV would take of a GPU's memory, without either."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import orjson
+
+from jobs import errors, tokens
+from jobs.settings import Settings
+
+if TYPE_CHECKING:
+    from worker.engine.footprint import Footprint
+
+_UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def _size(written: str) -> int:
+    """Return the bytes of a number with a unit."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([MGT]i?B)", written.strip())
+    if found is None or not float(found[1]):
+        raise click.BadParameter(f"{written!r} is not a size such as 24GB or 512MiB")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--memory",
+    type=_size,
+    metavar="SIZE",
+    multiple=True,
+    required=True,
+    help="Of a card, such as 24GB; several.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    help="Of the weights.  [default: the model's own half precision, else bfloat16]",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    default=4096,
+    show_default=True,
+    help="Tokens of a request, prompt and output, for the requests at once.",
+)
+@click.option(
+    "--host-memory", type=_size, metavar="SIZE", help="Of the host, for KV that the card has no room for."
+)
+@click.option(
+    "--tensor-parallel",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Cards that share the model; the figures are one card's.",
+)
+@click.option("--max-running", type=click.IntRange(min=1), help="Most requests in the running batch.")
+@click.option("as_json", "--json", is_flag=True, help="Print one JSON object a card.")
+def size(
+    model: str,
+    memory: tuple[int, ...],
+    dtype: str | None,
+    context: int,
+    host_memory: int | None,
+    tensor_parallel: int,
+    max_running: int | None,
+    as_json: bool,
+) -> None:
+    """Plan the memory of GPUs for MODEL: a hub id, a directory with a config.json, or that file.
+
+    No weights are read and no GPU is needed: the model's own code runs without numbers. GB are 10^9 bytes,
+    of which cards have a few more than their names say.
+
+    \b
+    longhaul size Qwen/Qwen3-4B --memory 24GB --memory 80GB
+    longhaul size ./config.json --memory 24GB --context 32768 --host-memory 64GB
+    """
+    changed = {} if max_running is None else {"max_running": max_running}
+    settings = Settings.load(**changed)
+    need = _footprint(model, settings, dtype, tensor_parallel)
+    rows = [_planned(need, card, context, settings, host_memory or 0) for card in memory]
+    if not any(isinstance(row, dict) for row in rows):
+        raise errors.LonghaulError(
+            "\n".join(f"{_gb(card)} GB: {row}" for card, row in zip(memory, rows, strict=True))
+        )
+    if as_json:
+        for card, row in zip(memory, rows, strict=True):
+            found = row if isinstance(row, dict) else {"memory": card, "error": row}
+            click.echo(orjson.dumps({"model": model} | found))
+    else:
+        click.echo(_text(need, memory, rows, context, settings.max_running))
+
+
+def _footprint(model: str, settings: Settings, dtype: str | None, parallel: int) -> "Footprint":
+    """Read the config; everything that takes long to import is imported here."""
+    tokens.import_transformers()
+    import torch
+
+    from worker.engine import EngineConfig, footprint
+
+    path = Path(model).expanduser()
+    source = str(path.resolve().parent) if path.name == "config.json" and path.is_file() else model
+    config = EngineConfig(
+        max_running=settings.max_running, prefill_chunk_tokens=settings.prefill_chunk_tokens
+    )
+    return footprint.of_source(source, config, getattr(torch, dtype) if dtype else None, parallel)
+
+
+def _planned(
+    need: "Footprint", memory: int, context: int, settings: Settings, host_memory: int
+) -> dict[str, Any] | str:
+    """Return the plan of a card, or why there is none."""
+    from worker.engine import sizing
+
+    try:
+        plan = sizing.plan(need, memory, context, settings.max_running, host_memory, settings.kv_memory_bytes)
+    except sizing.DoesNotFit as error:
+        return str(error)
+    return dataclasses.asdict(plan) | {"tokens": plan.tokens}
+
+
+_COLUMNS = (
+    ("card", "memory"),
+    ("weights", "weight_bytes"),
+    ("step", "step_bytes"),
+    ("graphs", "graph_bytes"),
+    ("other", "other_bytes"),
+    ("KV", "kv_bytes"),
+    ("pages", "pages"),
+    ("tokens", "tokens"),
+    ("requests", "requests"),
+    ("longest", "longest"),
+    ("with host", "longest_with_host"),
+)
+
+
+def _text(
+    need: "Footprint", memory: tuple[int, ...], rows: list[dict[str, Any] | str], context: int, running: int
+) -> str:
+    """Return what a person reads: the model, a Markdown table of the cards, and what does not fit."""
+    some = next(row for row in rows if isinstance(row, dict))
+    cards = f", one of {need.tensor_parallel} cards" if need.tensor_parallel > 1 else ""
+    lines = [
+        f"{need.name}, {str(need.dtype).removeprefix('torch.')}{cards}: {need.parameters / 1e9:.2f} billion"
+        f" parameters; KV {need.token_bytes:,} bytes a token, {some['page_bytes'] / 1e6:.1f} MB a page;"
+        f" host pages {some['host_pages']:,}.",
+        f"Decode graphs for {running} running: {', '.join(map(str, some['graph_sizes']))}.",
+        f"Memory in GB; requests of {context:,} tokens at once; longest request in tokens.",
+        "",
+        "| " + " | ".join(title for title, _ in _COLUMNS) + " |",
+        "|" + "---|" * len(_COLUMNS),
+        *("| " + " | ".join(_cells(row)) + " |" for row in rows if isinstance(row, dict)),
+    ]
+    lines += [
+        f"{_gb(card)} GB: {row}" for card, row in zip(memory, rows, strict=True) if isinstance(row, str)
+    ]
+    return "\n".join(lines)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [
+        _gb(row[name]) if name == "memory" or name.endswith("_bytes") else f"{row[name]:,}"
+        for _, name in _COLUMNS
+    ]
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f}".rstrip("0").rstrip(".")
