@@ -44,6 +44,7 @@
 --   models             SET of fingerprints
 --   fed_bytes          bytes of all payloads in requests:*
 --   epoch              the last fencing epoch
+--   generation         random: another after a loss of all without a restart
 --   recovered          the run of Redis after whose start jobs were brought back from the store
 --   claims:<token>     the answer to a claim or a reap, for a minute, so that a retry gets the same
 

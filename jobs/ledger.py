@@ -1,5 +1,6 @@
 """The ledger: jobs, units, requests and leases in Redis. Each step is one script, and may be repeated."""
 
+import logging
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
@@ -25,6 +26,8 @@ from jobs.ledger_types import (
 )
 from jobs.records import JobRecord, Manifest, PartEntry, PlannedRequest
 from jobs.settings import Settings
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "Finished",
@@ -93,9 +96,17 @@ class Ledger:
         self.redis.close()
 
     def redis_run(self) -> str:
-        """Return the id of this run of Redis: another after each restart."""
+        """Return the id of this run of Redis: another after each restart, and after a loss of all without
+        one.
+        """
         info: Any = self.redis.info("server")
-        return str(info["run_id"])
+        name = self._keys.name("generation")
+        try:
+            self.redis.set(name, uuid.uuid4().hex, nx=True)
+        except redis.OutOfMemoryError:  # a full Redis takes nothing new: it stays as it is
+            log.warning("Redis is full: a loss of all its data may go unnoticed")
+        kept: Any = self.redis.get(name)
+        return f"{info['run_id']}:{answers.text(kept) if kept else ''}"
 
     def recovered_run(self) -> str | None:
         """Return the run of Redis after whose start jobs were recovered last; None after a loss of all."""

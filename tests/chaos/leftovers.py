@@ -7,7 +7,18 @@ from jobs.store import ObjectStore
 
 # What outlives jobs: the last epoch, known models, when leases were looked at, answers kept for a minute, who
 # sweeps and when that was, and Celery's keys, whose messages are but wakes.
-_KEPT = {"epoch", "fed_bytes", "models", "recovered", "reaped", "claims", "sweep", "swept", "celery"}
+_KEPT = {
+    "epoch",
+    "fed_bytes",
+    "models",
+    "generation",
+    "recovered",
+    "reaped",
+    "claims",
+    "sweep",
+    "swept",
+    "celery",
+}
 
 
 def keys(ledger: Ledger, namespace: str) -> list[bytes]:

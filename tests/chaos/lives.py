@@ -175,7 +175,7 @@ class Lives:
         self.lose_all()
         self._forgetful = True
         for key, expiry, value in then:
-            if not key.endswith(b":recovered"):
+            if not key.endswith((b":recovered", b":generation")):  # as with another run id
                 self.plain.redis.restore(key, max(expiry, 0), value)
 
     def remember(self) -> None:

@@ -34,6 +34,14 @@ def test_a_job_unknown_to_redis_is_none(ledger: Ledger) -> None:
     assert ledger.jobs([]) == []
 
 
+def test_a_loss_of_all_while_jobs_are_recovered_shows(ledger: Ledger) -> None:
+    run = ledger.redis_run()
+    assert ledger.redis_run() == run
+    ledger.redis.flushall()
+    ledger.note_recovered(run)  # of what was lost since
+    assert ledger.recovered_run() != ledger.redis_run()
+
+
 def test_created_twice_is_there_once(ledger: Ledger) -> None:
     entered = support.record()
     assert ledger.create(entered)
