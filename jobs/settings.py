@@ -213,7 +213,14 @@ class Settings(BaseSettings):
         None,
         gt=0,
         description="Memory for keys and values, kept prefixes included; None: a quarter of what is free"
-        " at the start, half on a GPU. An idle worker takes it from the system ahead of use.",
+        " at the start, on a GPU all that a largest step leaves. An idle worker takes it from the system"
+        " ahead of use.",
+    )
+    kv_host_bytes: int = Field(
+        0,
+        ge=0,
+        description="Host memory for keys and values that a GPU has no room for: prefixes are copied back"
+        " instead of computed again, and a request may be longer than the GPU holds.",
     )
     prefill_chunk_tokens: int = Field(
         512,
@@ -237,6 +244,21 @@ class Settings(BaseSettings):
         "auto",
         description="What a CPU computes with: auto is our own kernels, compiled on the first start, and"
         " torch's where there is no C++ compiler; native refuses to start without; torch never compiles.",
+    )
+    attention: Literal["auto", "flash", "dense"] = Field(
+        "auto",
+        description="What attends on a GPU: flash is pages and flash-attn, and refuses to start without;"
+        " dense is torch's own attention; auto is flash where it can, else dense, with a log line and a"
+        " counter. A CPU has its own.",
+    )
+    cuda_graphs: bool = Field(
+        True,
+        description="Record decode steps over pages once for each batch size, and launch each as a whole.",
+    )
+    run_ahead: bool = Field(
+        True,
+        description="Launch the next decode step on a GPU before the tokens of the last one are read, with"
+        " the same results.",
     )
     tf32: bool = Field(
         False,

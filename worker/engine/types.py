@@ -11,6 +11,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 Kernels = Literal["auto", "native", "torch"]
 Task = Literal["auto", "generate", "embed"]
 Compile = Literal["auto", "on", "off"]
+Attention = Literal["auto", "flash", "dense"]
 Speculate = Literal["off", "lookup", "draft"]
 _GREEDY_TEMPERATURE = 1e-5
 
@@ -167,11 +168,17 @@ class EngineConfig:
 
     Of the fast engine: a request waits for company for at most `max_queue_delay_seconds`, and less when the
     running batch can become one of `preferred_batch_sizes` or `max_running`; `kv_memory_bytes` for keys and
-    values (None: a share of the memory that is free when the model is loaded); `prefill_chunk_tokens` prompt
-    tokens in one step; `prefix_ttl_seconds` after which a prefix that nobody uses is forgotten (None: when
-    memory is needed); `share_prefixes` off computes every prompt whole; `cascade` off attends to a shared
-    prefix once for each request instead of once for all; `fast` off always takes transformers' `generate`;
-    `kernels` auto compiles our own for a CPU where it can, native refuses to load without, torch never does.
+    values (None: on a CPU a share of the memory that is free when the model is loaded, on a GPU all that its
+    largest step leaves), and `kv_host_bytes` of the host for those that a GPU has no room for;
+    `prefill_chunk_tokens` prompt tokens in one step; `prefix_ttl_seconds` after which a prefix that nobody
+    uses is forgotten (None: when memory is needed); `share_prefixes` off computes every prompt whole;
+    `cascade` off attends to a shared prefix once for each request instead of once for all; `fast` off always
+    takes transformers' `generate`; `kernels` auto compiles our own for a CPU where it can, native refuses to
+    load without, torch never does.
+
+    On a GPU: `attention` flash has pages and flash-attn, or refuses to load, dense torch's own attention, and
+    auto flash where it can; `cuda_graphs` records decode steps over pages; `run_ahead` launches the next
+    decode step before the tokens of the last one are read.
 
     `speculate` lookup drafts what followed the last tokens when they came before in prompt or output, draft
     has a `draft_model` (a source) of the same vocabulary guess, with `draft_kv_memory_bytes` for its keys and
@@ -204,6 +211,10 @@ class EngineConfig:
     task: Task = "auto"
     tf32: bool = False
     compile: Compile = "auto"
+    attention: Attention = "auto"
+    cuda_graphs: bool = True
+    run_ahead: bool = True
+    kv_host_bytes: int = 0
     speculate: Speculate = "off"
     speculate_tokens: int = 10
     speculate_below: int = 8
@@ -219,19 +230,15 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        for name in ("max_queue_delay_seconds", "prefix_ttl_seconds"):
+        for name in ("max_queue_delay_seconds", "prefix_ttl_seconds", "kv_host_bytes"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"{name} must be >= 0, not {value}")
-        if self.kernels not in get_args(Kernels):
-            raise ValueError(f"kernels must be one of {', '.join(get_args(Kernels))}, not {self.kernels!r}")
-        if self.task not in get_args(Task):
-            raise ValueError(f"task must be one of {', '.join(get_args(Task))}, not {self.task!r}")
-        if self.compile not in get_args(Compile):
-            raise ValueError(f"compile must be one of {', '.join(get_args(Compile))}, not {self.compile!r}")
-        if self.speculate not in get_args(Speculate):
-            known = ", ".join(get_args(Speculate))
-            raise ValueError(f"speculate must be one of {known}, not {self.speculate!r}")
+        choices = {"kernels": Kernels, "task": Task, "compile": Compile, "attention": Attention}
+        for name, known in (choices | {"speculate": Speculate}).items():
+            if getattr(self, name) not in get_args(known):
+                among = ", ".join(get_args(known))
+                raise ValueError(f"{name} must be one of {among}, not {getattr(self, name)!r}")
         if any(size < 1 for size in self.preferred_batch_sizes):
             raise ValueError(
                 f"preferred_batch_sizes must be at least 1 each, not {self.preferred_batch_sizes}"
