@@ -54,8 +54,8 @@ def functions(device: torch.device) -> Any:
         pytest.skip("flash-attn needs compute capability 8.0")
     try:
         return attention_flash.load()
-    except ImportError as error:
-        pytest.skip(f"no flash-attn: {error}")
+    except attention_flash.Unavailable as error:
+        pytest.skip(f"{error}")
 
 
 @pytest.fixture

@@ -6,6 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench import qwen_like
+from tests.gpu import subjects
+from tests.gpu.subjects import Subject
+from worker.engine import EngineConfig, loader
+from worker.engine.fast import FastEngine
 from worker.engine.flash_standin import StandIn
 
 _PAGE = 256
@@ -111,3 +116,16 @@ def _check(
     assert float(expected.std()) > 0.01
     assert float((ours - expected).abs().max()) <= off * max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(lse, expected_lse, atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("attention", ["auto", "flash", "dense"])
+def test_an_engine_has_the_attention_that_was_asked_for(
+    attention: Any, card: torch.device, functions: Any, qwen3: Subject
+) -> None:
+    loaded = loader.wrap(qwen3.model(), qwen_like.tokenizer(subjects.VOCABULARY, 4096))
+    engine = FastEngine.over(loaded, EngineConfig(attention=attention, kv_memory_bytes=64 << 20))
+    assert engine._memory.paged == (attention != "dense")
+    assert engine.stats.dense_fallbacks == 0
+    asked = subjects.requests(logprobs=0)
+    subjects.check(qwen3, asked, subjects.run(engine, asked))
+    engine.close()

@@ -144,11 +144,18 @@ def _merged(out: Tensor, lse: Tensor, shared: Shared, more: Tensor, more_lse: Te
     return merged.flatten(1, 2).to(out.dtype)
 
 
+class Unavailable(Exception):
+    """Why flash-attn does not attend where it was asked for."""
+
+
 def load() -> Functions:
-    """Import flash-attn; raises ImportError."""
-    module = importlib.import_module("flash_attn")
+    """Import flash-attn; raises Unavailable."""
+    try:
+        module = importlib.import_module("flash_attn")
+    except Exception as error:  # a build for another torch fails in any way
+        raise Unavailable(f"flash-attn cannot be imported: {error}".split("\n")[0]) from error
     if not module.__version__.startswith(VERSION):
-        raise ImportError(f"flash-attn {module.__version__} is installed, not {VERSION}")
+        raise Unavailable(f"flash-attn {module.__version__} is installed, not {VERSION}")
     return module
 
 
@@ -165,8 +172,8 @@ def why_not(layout: kv.Layout, scorings: list[Scoring]) -> str | None:
         return "flash-attn needs compute capability 8.0"
     try:
         load()
-    except Exception as error:  # a build for another torch fails in any way
-        return f"flash-attn cannot be imported: {error}".split("\n")[0]
+    except Unavailable as reason:
+        return str(reason)
     return None
 
 

@@ -3,6 +3,8 @@
 Kept small, so that the order of events is tested on a CPU: a fake device does everything late.
 """
 
+import functools
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -10,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from worker.engine import cuda_device
 
 
 class Fetch(Protocol):
@@ -71,8 +75,6 @@ class Host:
         return repeat, result
 
     def free_bytes(self) -> int:
-        import os
-
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -84,8 +86,11 @@ class _Here:
         return self._values
 
 
+@functools.cache
 def of(device: torch.device) -> Device:
-    """Return the device of that name."""
+    """Return the device of that name; the same one each time."""
     if device.type == "cpu":
         return Host()
-    raise NotImplementedError(f"pages on {device}")
+    if device.type == "cuda":
+        return cuda_device.CudaDevice(device)
+    raise NotImplementedError(f"an engine on {device}")

@@ -75,11 +75,14 @@ class FastEngine(Engine):
 
     @classmethod
     def over(cls, loaded: loader.Loaded, config: EngineConfig) -> "FastEngine":
-        """Return an engine over a loaded model; raises guards.Unsupported, with the model as it was."""
+        """Return an engine over a loaded model; raises guards.Unsupported or attention_flash.Unavailable, and
+        leaves the model as it was.
+        """
         compiler = compiling.choose(config.compile, loaded.device)
-        ready = guards.prepare(loaded.model, leading.backend(), compiler)
+        ready = guards.prepare(loaded.model, leading.backend(config.attention, loaded.device), compiler)
         engine = cls(loaded, config, leading.lead(ready), drafter=draft_opening.drafter(loaded, config))
         compiler.count_in(engine.stats)
+        engine.stats.dense_fallbacks = int(ready.no_flash is not None)
         engine.stats.plain_attention = int(sdpa.refusals() > 0)
         engine.stats.native_kernels = int(not ready.reads_beyond)
         engine._embedder, engine._no_embeddings = embedding_engine.packed(loaded, config, engine.stats)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from worker.engine import (
+    attention_flash,
     compiling,
     fused,
     interface,
@@ -43,10 +44,22 @@ class Unsupported(Exception):
 def prepare(
     model: Any, backend: str | runner.Backend = "auto", compiler: Compiler | None = None
 ) -> runner.ModelRunner:
-    """Set a model's attention to ours and return its runner, tried; raises Unsupported with the model as it
-    was. `compiler` None compiles nothing.
+    """Set a model's attention to ours and return its runner, tried; raises Unsupported, or
+    attention_flash.Unavailable, with the model as it was. `compiler` None compiles nothing.
     """
     check_config(model)
+    try:
+        return _prepare(model, backend, compiler or Compiler())
+    except Unsupported as reason:
+        if backend != "auto" or model.device.type != "cuda":
+            raise
+        log.warning("tried again with torch's own attention reason=%r", str(reason))
+        ready = _prepare(model, "dense", compiler or Compiler())
+        ready.no_flash = str(reason)
+        return ready
+
+
+def _prepare(model: Any, backend: str | runner.Backend, compiler: Compiler) -> runner.ModelRunner:
     before = model.config._attn_implementation
     try:
         expected = [_plain_logits(model, ids) for ids in _trial_prompts(model)]
@@ -55,13 +68,13 @@ def prepare(
         ready = runner.ModelRunner(model, backend)
         # What layers are replaced by knows nothing of the sums over a team.
         faster = not parallel.is_share(model)
-        if not (faster and _try_faster(ready, model, expected, compiler or Compiler())):
+        if not (faster and _try_faster(ready, model, expected, compiler)):
             _try(ready, model, expected)
     except (
         Exception
     ) as error:  # the code of a model may raise anything here; the fallback decides whether it runs
         model.set_attn_implementation(before)
-        if isinstance(error, Unsupported):
+        if isinstance(error, Unsupported | attention_flash.Unavailable):
             raise
         raise Unsupported(f"{type(error).__name__}: {error}".split("\n")[0]) from error
     return ready

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.engine import attention_flash, device, packing, pages, parallel, runner, step_wire
+from worker.engine import attention_flash, packing, pages, parallel, runner, step_wire
 from worker.engine.attention_flash import FlashAttention
 from worker.engine.flash_standin import StandIn
 from worker.engine.paged_step import PagedStep
 from worker.engine.scheduler import Batch
+from worker.engine.types import Attention
 
 
 class Order(IntEnum):
@@ -47,12 +48,13 @@ class ParallelRunner:
         self._team = team
         self._closed = False
         self.layout = ready.layout
+        self.device = ready.device
         self.reads_beyond = ready.reads_beyond
 
     def memory(self, budget: int) -> runner.Memory:
         """Return so many bytes of pages, or what is free where the least is; the others take as many."""
         self._tell(Order.FREE)
-        free = self._team.least(device.of(self._team.device).free_bytes())
+        free = self._team.least(self.device.free_bytes())
         memory = self._runner.memory(min(budget, free))
         if not isinstance(memory, pages.Memory):
             raise NotImplementedError("a team keeps keys and values in pages alone")
@@ -86,15 +88,19 @@ class ParallelRunner:
         self._team.send(order, *size, *numbers)
 
 
-def backend() -> str | runner.Backend:
-    """Return the attention of the team that this process is in; outside one, "auto". Raises ImportError.
+def backend(wanted: Attention, device: torch.device) -> str | runner.Backend:
+    """Return what attends, as runner.ModelRunner takes it; raises attention_flash.Unavailable.
 
-    Steps go to the others with the pages that they are over, so it is over pages.
+    A CPU has its own attention: only flash is refused there. Steps of a team go to its other ranks with the
+    pages that they are over, so there it is over pages.
     """
-    team = parallel.current()
-    if team is None:
-        return "auto"
-    functions: Any = StandIn() if team.device.type == "cpu" else attention_flash.load()
+    if parallel.current() is None:
+        return wanted if device.type == "cuda" or wanted == "flash" else "auto"
+    if wanted == "dense":
+        raise attention_flash.Unavailable(
+            "a model spread over several ranks needs pages, not dense attention"
+        )
+    functions: Any = StandIn() if device.type == "cpu" else attention_flash.load()
     return FlashAttention(functions)
 
 
@@ -112,7 +118,7 @@ def follow(ready: runner.ModelRunner, team: parallel.Team) -> None:
         if order == Order.STOP:
             return
         if order == Order.FREE:
-            team.least(device.of(team.device).free_bytes())
+            team.least(ready.device.free_bytes())
             continue
         if pool is None or (pool.pages, pool.page_tokens) != (count, page_tokens):
             pool = None  # gives its memory back first

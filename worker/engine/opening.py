@@ -3,7 +3,7 @@
 import logging
 
 from jobs import errors
-from worker.engine import guards, heap, leading, loader, parallel
+from worker.engine import attention_flash, guards, heap, leading, loader, parallel
 from worker.engine.base import Engine
 from worker.engine.embeddings.engine import EmbeddingEngine
 from worker.engine.fallback import FallbackEngine
@@ -23,8 +23,9 @@ def open_model(source: str, config: EngineConfig, name: str | None = None) -> En
         engine = over(loaded, config, name)
     except errors.ModelUnavailable:  # its draft model
         raise
-    except library.Unavailable as error:
-        reason = f"LONGHAUL_KERNELS=native: {error}"
+    except (library.Unavailable, attention_flash.Unavailable) as error:
+        kernels = isinstance(error, library.Unavailable)
+        reason = f"LONGHAUL_{'KERNELS=native' if kernels else f'ATTENTION={config.attention}'}: {error}"
         raise errors.ModelUnavailable(name=name, source=source, reason=reason) from error
     except Exception as error:  # the first tokens of a model may fail in any way
         does = "generate" if loaded.generates and config.task != "embed" else "embed"
@@ -46,13 +47,13 @@ def follow_model(source: str, config: EngineConfig, name: str | None = None) -> 
     assert team is not None
     loaded = loader.load(source, config, name)
     with library.disabled(config.kernels == "torch"):
-        runner = guards.prepare(loaded.model, leading.backend())
+        runner = guards.prepare(loaded.model, leading.backend(config.attention, loaded.device))
     leading.follow(runner, team)
 
 
 def over(loaded: loader.Loaded, config: EngineConfig, name: str = "") -> Engine:
-    """Return the best engine over a loaded model. Raises what the model raises in the fallback, and
-    library.Unavailable when it is to run on compiled kernels and cannot.
+    """Return the best engine over a loaded model. Raises what the model raises in the fallback,
+    library.Unavailable when it is to run on compiled kernels and cannot, and attention_flash.Unavailable.
     """
     if config.kernels == "native":
         library.require(loaded.model.dtype, loaded.device)
@@ -74,6 +75,10 @@ def _best(loaded: loader.Loaded, config: EngineConfig, name: str) -> Engine:
         try:
             return FastEngine.over(loaded, config)
         except guards.Unsupported as reason:
+            if config.attention == "flash":
+                raise attention_flash.Unavailable(
+                    f"the fast engine cannot run the model: {reason}"
+                ) from reason
             log.warning("fallback to transformers' generate name=%s reason=%r", name, str(reason))
     if config.speculate == "draft":
         log.warning("the fallback has no use for a draft model name=%s", name)

@@ -1,12 +1,14 @@
 """One forward of the model over a packed step."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from worker.engine import attention, attention_flash, device, interface, kv, packing, pages, paging
+from worker.engine import attention, attention_flash, interface, kv, packing, pages, paging
+from worker.engine import device as devices
 from worker.engine.attention_flash import FlashAttention
 from worker.engine.native import library
 from worker.engine.native.attention import NativeAttention
@@ -14,6 +16,7 @@ from worker.engine.paged_step import PagedStep
 from worker.engine.scheduler import Batch
 from worker.engine.step import Step
 
+log = logging.getLogger(__name__)
 Memory = kv.Memory | pages.Memory
 AnyStep = Step | PagedStep
 Backend = attention.Backend | FlashAttention
@@ -23,6 +26,7 @@ class Runner(Protocol):
     """What the engine needs of a model: where its KV goes, and the logits of a step."""
 
     layout: kv.Layout
+    device: devices.Device
     reads_beyond: bool
     """Whether it reads KV that is not written yet, with a weight of 0."""
 
@@ -43,6 +47,7 @@ class StorageRunner:
     """The part of a Runner whose steps are over storages."""
 
     layout: kv.Layout
+    device: devices.Device = devices.Host()
     reads_beyond: bool
 
     def memory(self, budget: int) -> Memory:
@@ -54,18 +59,36 @@ class StorageRunner:
 
 class ModelRunner(StorageRunner):
     """Runs a transformers model whose attention has been set to ours. Raises NotImplementedError if it has
-    none.
+    none, attention_flash.Unavailable if it is to be `flash` and cannot.
+
+    `backend` is one, or its name; auto is flash-attn on a GPU that can, our kernels on a CPU where they are
+    compiled, else dense, for which `no_flash` says why.
     """
 
     def __init__(self, model: Any, backend: str | Backend = "auto") -> None:
         self._model = model
         self.layout, self.scorings = _learn_layers(model)
-        self._backend = _backend(backend, self.layout)
+        self.device = devices.of(self.layout.device)
+        self.no_flash: str | None = None
+        self._backend = self._named(backend) if isinstance(backend, str) else backend
         if isinstance(self._backend, FlashAttention):
             fault = attention_flash.shape_fault(self.layout, self.scorings)
             if fault is not None:
                 raise NotImplementedError(f"flash-attn does not have {fault}")
         self.reads_beyond = not isinstance(self._backend, NativeAttention)
+
+    def _named(self, name: str) -> Backend:
+        if name == "flash" or (name == "auto" and self.layout.device.type == "cuda"):
+            self.no_flash = attention_flash.why_not(self.layout, self.scorings)
+            if self.no_flash is None:
+                return FlashAttention(attention_flash.load())
+            if name == "flash":
+                raise attention_flash.Unavailable(self.no_flash)
+            log.warning("torch's own attention on %s, without pages: %s", self.layout.device, self.no_flash)
+        if name != "auto":
+            return attention.BACKENDS[name]
+        kernels = library.kernels(self.layout.dtype, self.layout.device)
+        return attention.dense if kernels is None else NativeAttention(kernels)
 
     @property
     def page_tokens(self) -> int:
@@ -81,7 +104,7 @@ class ModelRunner(StorageRunner):
         if not isinstance(memory, pages.Memory):
             return super().packer(memory, cascade)
         windows = any(scoring.window is not None for scoring in self.scorings)
-        return paging.Packer(memory, device.of(self.layout.device).stage, windows, cascade).pack
+        return paging.Packer(memory, self.device.stage, windows, cascade).pack
 
     def step(self, step: AnyStep) -> Tensor:
         if isinstance(step, PagedStep) and step.copies is not None:
@@ -136,16 +159,6 @@ def _forward(
             input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted
         )
     return output.logits[0]
-
-
-def _backend(name: str | Backend, layout: kv.Layout) -> Backend:
-    """Return a backend; `auto` is the native one where its kernels run, else the dense one."""
-    if not isinstance(name, str):
-        return name
-    if name != "auto":
-        return attention.BACKENDS[name]
-    kernels = library.kernels(layout.dtype, layout.device)
-    return attention.dense if kernels is None else NativeAttention(kernels)
 
 
 def dry_run(model: Any, tokens: int) -> _Learning:

@@ -274,6 +274,8 @@ class Stats:
     """1 when products and attention run on the compiled kernels."""
     compile_fallbacks: int = 0
     """Functions that torch did not compile, so that they run as they are."""
+    dense_fallbacks: int = 0
+    """1 when torch's own attention serves a GPU because flash-attn cannot."""
     plain_attention: int = 0
     """1 when torch's own attention on this GPU is not what it should be, so that plain products do it."""
     steps: int = 0

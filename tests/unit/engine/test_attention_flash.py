@@ -244,5 +244,5 @@ def test_old_cards_and_other_versions_are_refused(
 def test_a_missing_flash_attn_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert "No module named 'flash_attn'" in (attention_flash.why_not(CUDA, [SCORING]) or "")
-    with pytest.raises(ImportError):
+    with pytest.raises(attention_flash.Unavailable, match="cannot be imported"):
         attention_flash.load()

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from jobs import errors
 from tests.unit.engine import architectures, exactness
 from tests.unit.engine.conftest import request
 from worker.engine import Engine, EngineConfig, loader, opening
@@ -45,6 +47,19 @@ def test_a_model_opened_from_its_files_falls_back_and_is_right(
     tiny_loaded.tokenizer.save_pretrained(tmp_path)
     engine = opening.open_model(str(tmp_path), EngineConfig(device="cpu", dtype="float64"))
     check_falls_back(engine, name, caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("llama", "needs a CUDA device"), ("falcon", "the fast engine cannot run the model")]
+)
+def test_who_asks_for_flash_attn_and_cannot_have_it_is_refused(
+    name: str, reason: str, tiny_loaded: loader.Loaded, tmp_path: Path
+) -> None:
+    architectures.build(name).to(torch.bfloat16).save_pretrained(tmp_path)
+    tiny_loaded.tokenizer.save_pretrained(tmp_path)
+    config = EngineConfig(device="cpu", dtype="bfloat16", attention="flash")
+    with pytest.raises(errors.ModelUnavailable, match=f"LONGHAUL_ATTENTION=flash: .*{reason}"):
+        opening.open_model(str(tmp_path), config)
 
 
 def test_a_model_that_passes_the_guards_does_not_fall_back(tiny_loaded: loader.Loaded) -> None:

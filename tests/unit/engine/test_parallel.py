@@ -92,6 +92,6 @@ def test_a_share_keeps_the_layers_that_sum_over_the_team() -> None:
 
 def test_outside_a_team_a_runner_leads_nobody() -> None:
     assert parallel.current() is None
-    assert leading.backend() == "auto"
+    assert leading.backend("auto", torch.device("cpu")) == "auto"
     ready = guards.prepare(architectures.build("llama"))
     assert leading.lead(ready) is ready
