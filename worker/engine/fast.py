@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from worker.engine import (
+    ahead,
     choosing,
     compiling,
     drafts,
@@ -24,9 +26,11 @@ from worker.engine import (
     kv,
     leading,
     loader,
+    pages,
     prefix,
     runner,
     sdpa,
+    sizing,
 )
 from worker.engine import speculation as speculating
 from worker.engine.base import Engine
@@ -35,6 +39,7 @@ from worker.engine.drafts import opening as draft_opening
 from worker.engine.embeddings import engine as embedding_engine
 from worker.engine.embeddings.requests import EmbeddingRow
 from worker.engine.native import library
+from worker.engine.paged_step import PagedStep
 from worker.engine.rows import RowState
 from worker.engine.scheduler import Batch, Scheduler
 from worker.engine.sequence import Sequence
@@ -65,6 +70,10 @@ class FastEngine(Engine):
         budget = config.kv_memory_bytes or _share_of_free_memory(model.layout.device)
         self._memory: runner.Memory = model.memory(budget)
         self._pack = model.packer(self._memory, config.cascade)
+        limits = sizing.graph_limits(config.max_running, loaded.vocabulary, model.layout.dtype)
+        self._recorded = model.record(limits if config.cuda_graphs else None)
+        self._runs_ahead = config.run_ahead and model.device.ahead and self._memory.paged
+        self._flight: ahead.Flight | None = None
         self._stop_touching: Callable[[], None] = lambda: None
         self._clock = clock
         self._model_seconds = 0.0
@@ -121,17 +130,47 @@ class FastEngine(Engine):
         misfit = self._scheduler.admit(self._admit, hold_back=self.expects_more)
         if misfit is not None:
             self._fail(misfit, "it does not fit into the memory for keys and values (kv_memory_bytes)")
+        if not self._can_stay_ahead():
+            self._settle()
         self._continue_from(self._ready_prompts())
+        settled = self._flight is None
         batch = self._scheduler.next_batch()
         if batch is not None:
             self._run(self._speculation.extend(batch, self._scheduler.running))
+        else:
+            self._settle()
         if not self._running:  # maybe because a choice failed, and others with it: no step may follow
             self._scheduler.sweep()
         self._speculation.sweep(self._scheduler.running)
         if self.config.prefix_ttl_seconds is not None:
             self._scheduler.trie.expire(self._clock() - self.config.prefix_ttl_seconds)
         self.stats.kv_bytes_in_use = self._memory.used
-        return batch is not None
+        return batch is not None or not settled
+
+    def _can_stay_ahead(self) -> bool:
+        """Tell whether the next step can be chosen and computed while tokens are unread."""
+        running = self._scheduler.running
+        return not (
+            self._speculation.drafts_among(len(running))
+            or self._ready_prompts()
+            # Else whoever is preempted would have to know all its tokens.
+            or not isinstance(self._memory, pages.Memory)
+            or ahead.needed_pages(running) > self._memory.free_pages
+            or any(map(ahead.waits_for_host, running))
+        )
+
+    def _settle(self) -> None:
+        """Read the tokens that are on their way, and be ahead no more."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            self._read(flight)
+
+    def _read(self, flight: ahead.Flight) -> None:
+        with self._model_runs():
+            ids = flight.wait()
+        now = time.monotonic()
+        for sequence, token_id in flight.tokens(ids):
+            self._take(sequence, token_id, now)
 
     def forget_prefixes(self) -> None:
         """Drop all KV that no request uses."""
@@ -152,6 +191,8 @@ class FastEngine(Engine):
         if isinstance(self._runner, leading.ParallelRunner):
             self._runner.close()
         self._forget_all()
+        self._flight = None
+        self._runner.record(None)
         self._memory = kv.Memory(self._memory.layout, self._memory.budget)
         del self._pack
         self._scheduler = Scheduler(self._memory, self.config, self.stats, self._clock)
@@ -163,7 +204,11 @@ class FastEngine(Engine):
             torch.cuda.empty_cache()
 
     def _run(self, batch: Batch) -> None:
-        packed = self._pack(batch)
+        packed, last = self._pack(batch), self._flight
+        if last is not None:
+            assert isinstance(packed.step, PagedStep)
+            ahead.carry(last, batch.decode, packed.step, self._runner.device)
+            self.stats.steps_ahead += 1
         with self._model_runs():
             logits = self._runner.step(packed.step)
         self._count(batch, packed.step.attention_calls)
@@ -176,12 +221,33 @@ class FastEngine(Engine):
                 sequences.append(end)
         for scored in packed.scored:
             scored.sequence.state.score_prompt(scored.first, logits[scored.rows])
+        if self._runs_ahead and not (
+            packed.scored or packed.drafted or any(map(ahead.waits_for_host, sequences))
+        ):
+            self._flight = self._launch(sequences, rows, logits)
+            if last is not None:
+                self._read(last)
+            return
+        assert last is None
         if len(rows) == len(logits):
             self._choose(sequences, logits)
             return
         self._choose_from(logits, sequences, rows)
         self._speculation.accept(packed.drafted, functools.partial(self._choose_from, logits))
         self._continue_from(self._ready_prompts())
+
+    def _launch(self, sequences: list[Sequence], rows: list[int], logits: Tensor) -> ahead.Flight | None:
+        """Choose tokens on the device and leave them unread."""
+        device = self._runner.device
+        if len(rows) < len(logits):
+            logits = logits.index_select(0, device.stage(np.array(rows, dtype=np.int64)))
+        ready = self._ready_prompts()
+        if any(map(ahead.waits_for_host, ready)):
+            ready = []  # the next step settles for them
+        if ready:
+            logits = torch.cat([logits, _prompt_logits(ready)])
+        sequences = sequences + ready
+        return ahead.launch(sequences, logits, device) if sequences else None
 
     @contextmanager
     def _model_runs(self) -> Iterator[None]:
@@ -196,7 +262,7 @@ class FastEngine(Engine):
 
     def _continue_from(self, sequences: list[Sequence]) -> None:
         if sequences:
-            self._choose(sequences, torch.stack([s.node.logits for s in sequences]))  # type: ignore[misc]
+            self._choose(sequences, _prompt_logits(sequences))
 
     def _choose_from(self, logits: Tensor, sequences: list[Sequence], rows: list[int]) -> None:
         if sequences:
@@ -208,13 +274,17 @@ class FastEngine(Engine):
             token_ids = choosing.choose([sequence.state for sequence in sequences], logits)
         now = time.monotonic()
         for sequence, token_id in zip(sequences, token_ids, strict=True):
-            if sequence.row.dropped:
-                continue
-            self.stats.tokens_sampled += 1
-            completion = sequence.state.take(token_id, now)
-            sequence.tokens.append(token_id)
-            if completion is not None:
-                self._hand_over(sequence, completion)
+            if not sequence.row.dropped:
+                sequence.tokens.append(token_id)
+                self._take(sequence, token_id, now)
+
+    def _take(self, sequence: Sequence, token_id: int, now: float) -> None:
+        """Note the next token of a sequence; hand it over if that ends it."""
+        self.stats.tokens_sampled += 1
+        completion = sequence.state.take(token_id, now)
+        if completion is not None:
+            ahead.drop_unread(sequence)
+            self._hand_over(sequence, completion)
 
     def _hand_over(self, sequence: Sequence, completion: Completion) -> None:
         self._scheduler.finish(sequence)
@@ -233,6 +303,8 @@ class FastEngine(Engine):
         if batch.decode and not self._scheduler.waiting:
             stats.steps_below_8 += len(self._scheduler.running) < _FEW
         stats.attention_calls += attention_calls
+        stats.graphs_recorded, stats.graph_steps = self._recorded.captured, self._recorded.replayed
+        stats.graphs_refused, stats.graph_padding_rows = self._recorded.refused, self._recorded.padding_rows
         runs = [(chunk.target, chunk.first, len(chunk.tokens)) for chunk in batch.chunks]
         # The last token of a prompt, too, may be computed as one that decodes.
         runs += [(s, s.computed - 1, 1) for s in batch.decode if s.computed <= s.prompt_length]
@@ -242,6 +314,11 @@ class FastEngine(Engine):
             else:
                 stats.prefill_tokens_computed += target.prefilled(first, tokens)
                 stats.tokens_recomputed += target.recomputed(first, tokens)
+
+
+def _prompt_logits(sequences: list[Sequence]) -> Tensor:
+    """Return the logits [S, V] after prompts that are prefixes."""
+    return torch.stack([s.node.logits for s in sequences if s.node.logits is not None])
 
 
 def _with_cached(completion: Completion, cached_tokens: int | None) -> Completion:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.engine import attention_flash, packing, pages, parallel, runner, step_wire
+from worker.engine import attention_flash, graphs, packing, pages, parallel, runner, step_wire
 from worker.engine.attention_flash import FlashAttention
 from worker.engine.flash_standin import StandIn
 from worker.engine.paged_step import PagedStep
@@ -64,6 +64,10 @@ class ParallelRunner:
     def packer(self, memory: runner.Memory, cascade: bool) -> Callable[[Batch], packing.Packed]:
         """Return what makes the steps."""
         return self._runner.packer(memory, cascade)
+
+    def record(self, limits: graphs.Limits | None) -> graphs.Counts:
+        """Record nothing: one rank that pads a step while another cannot would wait for it for ever."""
+        return graphs.Counts()
 
     def step(self, step: PagedStep) -> Tensor:
         """Compute a step; return the logits [R, V] of its wanted tokens, all of them here."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from worker.engine import attention, attention_flash, interface, kv, packing, pages, paging
+from worker.engine import attention, attention_flash, graphs, interface, kv, packing, pages, paging
 from worker.engine import device as devices
 from worker.engine.attention_flash import FlashAttention
 from worker.engine.native import library
@@ -38,8 +38,16 @@ class Runner(Protocol):
         """Return what makes its steps."""
         ...
 
+    def record(self, limits: graphs.Limits | None) -> graphs.Counts:
+        """Record decode steps from now on, if it can, within limits; return what counts them. None: do not,
+        and drop those that are.
+        """
+        ...
+
     def step(self, step: Any) -> Tensor:
-        """Compute a step; return the logits [R, V] of its wanted tokens."""
+        """Compute a step; return the logits [R, V] of its wanted tokens, which the next step may overwrite.
+        What is launched before that reads the right ones.
+        """
         ...
 
 
@@ -56,6 +64,9 @@ class StorageRunner:
     def packer(self, memory: Memory, cascade: bool) -> Callable[[Batch], packing.Packed]:
         return lambda batch: packing.pack(batch, self.layout.device, cascade)
 
+    def record(self, limits: graphs.Limits | None) -> graphs.Counts:
+        return graphs.Counts()
+
 
 class ModelRunner(StorageRunner):
     """Runs a transformers model whose attention has been set to ours. Raises NotImplementedError if it has
@@ -70,6 +81,7 @@ class ModelRunner(StorageRunner):
         self.layout, self.scorings = _learn_layers(model)
         self.device = devices.of(self.layout.device)
         self.no_flash: str | None = None
+        self._graphs: graphs.Graphs | None = None
         self._backend = self._named(backend) if isinstance(backend, str) else backend
         if isinstance(self._backend, FlashAttention):
             fault = attention_flash.shape_fault(self.layout, self.scorings)
@@ -106,9 +118,23 @@ class ModelRunner(StorageRunner):
         windows = any(scoring.window is not None for scoring in self.scorings)
         return paging.Packer(memory, self.device.stage, windows, cascade).pack
 
+    def record(self, limits: graphs.Limits | None) -> graphs.Counts:
+        self._graphs = None
+        if limits is not None and isinstance(self._backend, FlashAttention) and self.device.ahead:
+            self._graphs = graphs.Graphs(self.device, self._compute, limits)
+        return graphs.Counts() if self._graphs is None else self._graphs.counts
+
     def step(self, step: AnyStep) -> Tensor:
-        if isinstance(step, PagedStep) and step.copies is not None:
+        if not isinstance(step, PagedStep):
+            return self._compute(step)
+        logits = None if self._graphs is None else self._graphs.run(step)
+        if logits is not None:
+            return logits
+        if step.copies is not None:
             step.pool.copy(*step.copies)
+        return self._compute(step)
+
+    def _compute(self, step: AnyStep) -> Tensor:
         return _forward(self._model, _Stepping(self._backend, step), step.ids, step.positions, step.wanted)
 
 

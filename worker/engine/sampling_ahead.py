@@ -24,15 +24,13 @@ class Plan:
     """How the tokens of R rows are chosen: made on the host, with its values on the device.
 
     `rows` [S] int64 are those that are sampled; None: all are, or none, which then have no `parameters`.
-    `truncates`: some have top_k or top_p. `may_doubt`: for that a row may turn out doubtful, whose logits
-    decide its token then: the caller keeps them.
+    `truncates`: some have top_k or top_p.
     """
 
     rows: Tensor | None
     parameters: sampling.Parameters | None
     uniforms: Tensor | None
     truncates: bool = False
-    may_doubt: bool = False
 
     @classmethod
     def of(cls, samplings: Sequence[Sampling], positions: Sequence[int], stage: Stage) -> "Plan":
@@ -55,8 +53,7 @@ class Plan:
         every = len(sampled) == len(samplings)
         truncates = any(one.top_k > 0 or one.top_p < 1 for one in those)
         rows = None if every else stage(np.array(sampled, dtype=np.int64))
-        may_doubt = any(one.top_k > sampling.FIRST_CANDIDATES or one.top_p < 1 for one in those)
-        return cls(rows, parameters, staged, truncates, may_doubt)
+        return cls(rows, parameters, staged, truncates)
 
 
 def chosen(logits: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:

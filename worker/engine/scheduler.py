@@ -140,7 +140,7 @@ class Scheduler:
                 budget -= len(chunks[-1].tokens)
         decode = []
         for sequence in list(self.running):
-            if not sequence.uncomputed or not sequence.prefix_complete():
+            if not sequence.uncomputed or sequence.ends_unread or not sequence.prefix_complete():
                 continue
             if not self._can_begin(sequence, chunks):
                 continue

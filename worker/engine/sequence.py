@@ -33,6 +33,10 @@ class Sequence:
     cached_tokens: int | None = None
     recomputes_until: int = 0
     """How many of its tokens were computed before it was preempted."""
+    unread: int = 0
+    """How many tokens at the end of `tokens` the host has not read from the device."""
+    doubted: bool = False
+    """Whether a token of it could not be chosen on the device: the host chooses from then on."""
 
     def order(self) -> tuple[bool, int, str, bytes]:
         """Return what waiting sequences are sorted by; neighbours by prefix stay together among equals."""
@@ -53,6 +57,11 @@ class Sequence:
     @property
     def uncomputed(self) -> int:
         return len(self.tokens) - self.computed
+
+    @property
+    def ends_unread(self) -> bool:
+        """Whether what it has unread fills its output."""
+        return 0 < self.unread >= self.row.tokens_left
 
     @property
     def own_tokens(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.engine import graph_shapes
+from worker.engine import graph_shapes, graphs
 from worker.engine.footprint import Footprint
 from worker.engine.pages import PAGE_TOKENS
 
@@ -139,6 +139,12 @@ def graph_bytes(sizes: tuple[int, ...], need: Footprint) -> int:
         return 0
     logits = sum(sizes) * need.vocabulary * need.dtype.itemsize
     return need.decode_bytes + _WIDTHS * (logits + len(sizes) * _GRAPH_BYTES)
+
+
+def graph_limits(max_running: int, vocabulary: int, dtype: torch.dtype) -> graphs.Limits:
+    """Return how many decode steps an engine may record."""
+    sizes = graph_sizes(max_running)
+    return graphs.Limits(_WIDTHS * len(sizes), 2 << 30)
 
 
 def spare_bytes(total: int) -> int:

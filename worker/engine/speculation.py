@@ -43,9 +43,13 @@ class Speculation:
         self._fixed = drafting.fixed_tokens(device)
         self._chances = drafting.Chances()
 
+    def drafts_among(self, running: int) -> bool:
+        """Tell whether tokens may be drafted while so many run."""
+        return self._drafter is not None and running < self._config.speculate_below
+
     def extend(self, batch: Batch, running: Collection[Sequence]) -> Batch:
         """Return a batch with drafts where few run and drafts are expected to pay."""
-        if self._drafter is None or not batch.decode or len(running) >= self._config.speculate_below:
+        if self._drafter is None or not batch.decode or not self.drafts_among(len(running)):
             return batch
         drafts = self._drafts(self._drafter, batch)
         if not drafts:

@@ -281,6 +281,14 @@ class Stats:
     steps: int = 0
     steps_below_8: int = 0
     """Steps that decode for fewer than 8 running requests while none waits: the tail."""
+    graphs_recorded: int = 0
+    graph_steps: int = 0
+    """Decode steps that a recorded graph ran."""
+    graphs_refused: int = 0
+    """Shapes of decode steps that no graph is recorded of: one too many, too large, or it failed."""
+    graph_padding_rows: int = 0
+    steps_ahead: int = 0
+    """Steps launched before the tokens of the last one were read."""
     step_seconds: float = 0.0
     scheduling_seconds: float = 0.0
     """Of `step_seconds`, all that is not the model's forward or the choice of tokens."""
