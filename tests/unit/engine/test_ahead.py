@@ -1,6 +1,5 @@
 """A host that is one step ahead changes no output, whatever the device has not done yet."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -15,7 +14,7 @@ from tests.unit.engine import hashing
 from tests.unit.engine.hashing_late import LateHashRunner
 from tests.unit.engine.hashing_pages import PAGE_TOKENS, PagedHashRunner
 from tests.unit.engine.late_device import LateDevice, LateTensor
-from tests.unit.engine.test_scheduler import TOKEN_BYTES, requests_of
+from tests.unit.engine.test_scheduler import TOKEN_BYTES, check, requests_of
 from worker.engine import Completion, EngineConfig, Request, Sampling, choosing, loader, sampling
 from worker.engine import device as devices
 from worker.engine.fast import FastEngine
@@ -37,13 +36,12 @@ SAMPLINGS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def few_candidates(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "FIRST_CANDIDATES", 4)
-    return
 
 
 @pytest.fixture(autouse=True)
-def choosing_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def choosing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the host read the logits that it chooses from, as on a real device: by waiting for them."""
     choose = choosing.choose
 
@@ -53,7 +51,6 @@ def choosing_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return choose(states, logits)
 
     monkeypatch.setattr(choosing, "choose", chosen)
-    return
 
 
 def open_engine(tiny_loaded: loader.Loaded, runner: Any, **fields: Any) -> FastEngine:
@@ -85,18 +82,18 @@ def in_time() -> Any:
 SCHEDULES = (asked(), st.integers(12, 40), st.integers(1, 9), st.integers(0, 1 << 32))
 
 
+@pytest.mark.usefixtures("few_candidates")
 @given(*SCHEDULES)
 @settings(max_examples=40, deadline=None)
-@pytest.mark.usefixtures("few_candidates")
 def test_outputs_are_those_of_a_host_that_waits(
     tiny_loaded: loader.Loaded, requests: list[Request], pages: int, chunk: int, seed: int
 ) -> None:
     check_outputs(tiny_loaded, in_time(), requests, pages, chunk, seed)
 
 
+@pytest.mark.usefixtures("few_candidates")
 @given(*SCHEDULES)
 @settings(max_examples=6, deadline=None, phases=[Phase.generate])
-@pytest.mark.usefixtures("few_candidates")
 def test_outputs_are_the_same_on_a_device_that_is_late(
     tiny_loaded: loader.Loaded, requests: list[Request], pages: int, chunk: int, seed: int
 ) -> None:
@@ -168,6 +165,37 @@ def test_what_only_the_host_can_choose_is_waited_for(
     engine = open_engine(tiny_loaded, in_time(), kv_memory_bytes=500 * PAGE_BYTES)
     done = list(engine.generate([Request("a", [1, 2], Sampling(9, **wanted))]))
     assert (len(done[0].token_ids), engine.stats.steps_ahead) == (9, 0)
+
+
+@pytest.mark.usefixtures("few_candidates")
+def test_a_token_that_the_device_cannot_choose_makes_its_request_wait(tiny_loaded: loader.Loaded) -> None:
+    """A step is computed again, once; from then on the host chooses."""
+    engine = open_engine(tiny_loaded, in_time(), kv_memory_bytes=500 * PAGE_BYTES)
+    engine.add([Request("a", [1, 2], Sampling(9, temperature=0.5, top_p=0.5))])
+    done = [completion for _ in range(15) for completion in engine.step()]
+    assert [len(completion.token_ids) for completion in done] == [9]
+    assert (engine.stats.steps, engine.stats.steps_ahead) == (11, 1)  # and one that was void
+    assert engine.stats.tokens_recomputed == 1
+    assert engine.stats.prefill_tokens_computed == 2
+
+
+def test_who_is_preempted_has_read_all_its_tokens(tiny_loaded: loader.Loaded) -> None:
+    requests = [Request(str(i), [i + 1, 5, 7, i + 2], Sampling(40, temperature=0)) for i in range(4)]
+    engine = open_engine(tiny_loaded, in_time(), kv_memory_bytes=22 * PAGE_BYTES)
+    engine._scheduler._lengths.expected = lambda job, most: 1  # type: ignore[method-assign]
+    check(requests, list(engine.generate(requests)))
+    assert engine.stats.preemptions > 0
+    assert engine.stats.steps_ahead > 0
+
+
+def test_a_choice_that_has_ended_takes_no_more_tokens(tiny_loaded: loader.Loaded) -> None:
+    """Its request goes on with another choice, and a step that was launched had a token for it."""
+    ended = Sampling(40, temperature=0.9, n=3, stop=tuple("abcdefghijklmnop"))
+    requests = [Request(str(seed), [5, 7], replace(ended, seed=seed)) for seed in range(8)]
+    waiting = open_engine(tiny_loaded, PagedHashRunner(), kv_memory_bytes=500 * PAGE_BYTES)
+    engine = open_engine(tiny_loaded, in_time(), kv_memory_bytes=500 * PAGE_BYTES)
+    assert outcomes(list(engine.generate(requests))) == outcomes(list(waiting.generate(requests)))
+    assert engine.stats.tokens_sampled == waiting.stats.tokens_sampled
 
 
 def test_no_step_is_launched_for_a_request_that_is_known_to_end(tiny_loaded: loader.Loaded) -> None:
