@@ -205,7 +205,7 @@ def test_any_schedule_with_drafts_is_equal_to_generate(
     subject = open_subject(name)
     engine = replace(schedule, config=schedule.config | {"speculate_tokens": most}).open(subject)
     drafting(engine, Free(itself(subject)))
-    assert ran(engine, requests, schedule) == exactness.wanted(name, requests)
+    exactness.check(name, requests, ran(engine, requests, schedule))
     assert engine.stats.draft_kv_bytes_in_use == 0
 
 
@@ -213,7 +213,7 @@ def test_any_schedule_with_drafts_is_equal_to_generate(
 def test_drafts_survive_preemption(open_subject: exactness.Open, backend: str) -> None:
     subject = open_subject("llama", backend)
     engine = drafting(PREEMPTING.open(subject), Free(itself(subject)))
-    assert ran(engine, long_ones(), PREEMPTING) == exactness.wanted("llama", long_ones())
+    exactness.check("llama", long_ones(), ran(engine, long_ones(), PREEMPTING))
     assert engine.stats.preemptions > 0
     assert engine.stats.draft_tokens_accepted > 0
 
@@ -282,7 +282,7 @@ def test_a_draft_model_without_memory_drafts_for_those_it_has_room_for(open_subj
     while engine.has_work:
         done |= {c.id: c.token_ids for c in engine.step()}
         most = max(most, engine.stats.draft_kv_bytes_in_use)
-    assert done == exactness.wanted("llama", asked)
+    exactness.check("llama", asked, done)
     assert 0 < most <= 64 * subject.runner.layout.token_bytes
     assert engine.stats.draft_tokens_accepted > 0
     assert engine.stats.draft_kv_bytes_in_use == 0
@@ -295,7 +295,7 @@ def test_a_draft_model_that_raises_is_not_asked_again(open_subject: exactness.Op
 
     engine = drafting(open_subject("llama").engine(), Broken())
     asked = [request("a", [5] * 9, max_tokens=9, ignore_eos=True)]
-    assert ran(engine, asked) == exactness.wanted("llama", asked)
+    exactness.check("llama", asked, ran(engine, asked))
     assert engine._speculation._drafter is None
 
 
