@@ -1,6 +1,7 @@
 """Real servers for the integration tests: one Redis and one SeaweedFS for the whole run."""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 
@@ -8,6 +9,10 @@ import pytest
 import redis
 
 from jobs import embedded, servers
+
+# Before torch is loaded: threads that wait for one another spin, and where others want the cores, too, a test
+# of compiled kernels takes 15 times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def pytest_configure() -> None:

@@ -41,7 +41,7 @@ class Reference:
     def tokens(self, prompt: list[int], count: int, guess: Sequence[int] = ()) -> list[int]:
         """Return the first tokens that `generate` gives; greedily more of them change none.
 
-        A right guess of them makes it quick: one forward tells whether each is the likeliest after those before.
+        A right guess of them makes it quick: one forward tells whether each is the likeliest there.
         """
         key = tuple(prompt)
         if len(self._known.get(key, ())) < count:

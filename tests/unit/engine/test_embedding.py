@@ -17,8 +17,8 @@ from tests.unit.engine.conftest import request as generation
 from tests.unit.engine.embedding_models import TEXTS, embed
 from worker.engine import EmbeddingRequest, Engine, EngineConfig, tiny
 from worker.engine.echo import EchoEngine
-from worker.engine.embeddings import requests as embedding
 from worker.engine.embeddings import embedder, whole
+from worker.engine.embeddings import requests as embedding
 from worker.engine.embeddings.engine import EmbeddingEngine
 from worker.engine.embeddings.pooling import Pooling
 from worker.engine.fallback import FallbackEngine

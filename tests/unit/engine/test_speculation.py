@@ -20,12 +20,12 @@ from tests.unit.engine import (
     exactness,
     hashing,
     test_features,
-    test_paged_schedule,
     test_scheduler,
 )
 from tests.unit.engine.conftest import request
 from tests.unit.engine.exactness import Schedule
-from tests.unit.engine.test_exactness import NAMES, PREEMPTING, long_ones
+from tests.unit.engine.test_exactness import PREEMPTING, long_ones
+from tests.unit.engine.test_metamorphic import NAMES
 from worker.engine import (
     EngineConfig,
     Request,
@@ -111,7 +111,7 @@ def ran(engine: FastEngine, requests: Many[Request], schedule: Schedule = Schedu
     return exactness.tokens_of(schedule.run(engine, requests))
 
 
-@pytest.mark.parametrize("open_hashing", [test_scheduler.open_hashing, test_paged_schedule.open_paged])
+@test_scheduler.in_both
 @given(
     test_scheduler.requests_of(),
     st.integers(150, 400),
@@ -122,7 +122,7 @@ def ran(engine: FastEngine, requests: Many[Request], schedule: Schedule = Schedu
 @settings(max_examples=30, deadline=None)
 def test_drafts_right_or_wrong_under_little_memory_and_cancelling_change_no_output_and_no_counter(
     tiny_loaded: loader.Loaded,
-    open_hashing: Callable[..., FastEngine],
+    open_engine: test_scheduler.Open,
     requests: list[Request],
     budget: int,
     chunk: int,
@@ -133,7 +133,7 @@ def test_drafts_right_or_wrong_under_little_memory_and_cancelling_change_no_outp
     longer = [replace(r.sampling, max_tokens=5 * r.sampling.max_tokens) for r in requests[:5]]
     requests = [replace(r, sampling=each) for r, each in zip(requests, longer, strict=False)]
     budget, rng = budget * test_scheduler.TOKEN_BYTES, Random(data.draw(st.integers(0, 1 << 32)))
-    engine = open_hashing(
+    engine = open_engine(
         tiny_loaded,
         prefill_chunk_tokens=chunk,
         max_running=5,
