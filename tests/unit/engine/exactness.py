@@ -177,10 +177,15 @@ def requests(draw: st.DrawFn, most: int = 9, **sampling: Any) -> list[Request]:
 
 def check(name: str, requests: Sequence[Request], found: dict[str, list[int]]) -> None:
     """Check that each request has got the tokens that transformers gives for it."""
-    model = reference(name)
-    assert found == {
-        r.id: model.tokens(r.prompt_ids, r.sampling.max_tokens, found.get(r.id, ())) for r in requests
-    }
+    assert found == wanted(name, requests, found)
+
+
+def wanted(
+    name: str, requests: Sequence[Request], found: dict[str, list[int]] | None = None
+) -> dict[str, list[int]]:
+    """Return what transformers gives for each request; quickly where that has been found."""
+    model, guesses = reference(name), found or {}
+    return {r.id: model.tokens(r.prompt_ids, r.sampling.max_tokens, guesses.get(r.id, ())) for r in requests}
 
 
 def tokens_of(done: dict[str, Completion]) -> dict[str, list[int]]:
