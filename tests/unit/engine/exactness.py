@@ -51,8 +51,12 @@ class Reference:
 
     def vary(self) -> bool:
         """Tell whether outputs vary enough for their equality to mean something."""
-        outputs = [self._generate(prompt) for prompt in (_TRUNK + _BRANCHES[0], _TAILS[1], [5])]
-        return len({token for output in outputs for token in output}) >= 10
+        tokens: set[int] = set()
+        for prompt in (_TRUNK + _BRANCHES[0], _TAILS[1], [5], _BRANCHES[2], _TRUNK[:20] + _TAILS[0]):
+            tokens.update(self._generate(prompt))
+            if len(tokens) >= 10:
+                return True
+        return False
 
     def confirms(self, prompt: list[int], output: Sequence[int]) -> bool:
         """Tell whether each token of an output is the likeliest after those before it."""
