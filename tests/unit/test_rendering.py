@@ -254,8 +254,10 @@ def test_of_a_batch_each_guilty_line_is_refused_for_its_own_reason(renderer: ren
 def test_each_line_of_a_batch_has_its_own_time() -> None:
     renderer = rendering.Renderer(cpu_seconds=0.25)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert _batch(renderer, *["work"] * 15) == [str(number) for number in range(15)]
-    assert len(renderer._idle) == 1  # none was ended
+    assert render(renderer, "x") == "x"
+    (process,) = renderer._idle
+    assert _batch(renderer, *["work"] * 30) == [str(number) for number in range(30)]
+    assert renderer._idle == [process]  # it was not ended, and no other asked for the rest
     renderer.close()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime - before.ru_utime > 0.25

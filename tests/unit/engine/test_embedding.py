@@ -204,9 +204,13 @@ def test_a_cancelled_request_yields_no_stale_completion(engine: Engine) -> None:
     assert engine.step() == []
     assert engine.running == {"a"}
     engine.cancel(["a"])
+    computed = engine.stats.prefill_tokens_computed
     assert [(c.id, c.finish_reason) for c in engine.step()] == [("a", "cancelled")]
     assert not engine.has_work
     assert engine.step() == []
+    (done,) = engine.generate([EmbeddingRequest("b", ([5],))])
+    assert done.id == "b"
+    assert engine.stats.prefill_tokens_computed == computed + 1
 
 
 @pytest.mark.usefixtures("one_batch_a_step")

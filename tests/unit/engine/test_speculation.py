@@ -198,7 +198,7 @@ def test_nothing_is_drafted_while_as_many_run_as_the_threshold_says(tiny_loaded:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(exactness.requests(), exactness.schedules, st.sampled_from((1, 4, 9)))
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_schedule_with_drafts_is_equal_to_generate(
     open_subject: exactness.Open, name: str, requests: list[Request], schedule: Schedule, most: int
 ) -> None:
