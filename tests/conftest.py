@@ -1,5 +1,7 @@
 """Real servers for the integration tests: one Redis and one SeaweedFS for the whole run."""
 
+import gc
+import os
 import signal
 from collections.abc import Iterator
 
@@ -7,6 +9,10 @@ import pytest
 import redis
 
 from jobs import embedded, servers
+
+# Before torch is loaded: threads that wait for one another spin, and where others want the cores, too, a test
+# of compiled kernels takes 15 times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def pytest_configure() -> None:
@@ -50,3 +56,9 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded.Sea
 def free_port() -> int:
     """A TCP port that nothing listens on."""
     return servers.free_port()
+
+
+def pytest_collection_finish() -> None:
+    """Have a collection of garbage, of which each engine that is closed asks for one, look at no modules."""
+    gc.collect()
+    gc.freeze()

@@ -63,7 +63,8 @@ def of_schema(schema: Any) -> str | None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+# Greedily, every day: test_a_required_call_is_one_that_validates.
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.long), 1.0])
 def test_outputs_of_one_mixed_batch_validate(engine: Engine, temperature: float) -> None:
     schemas = grammar_walks.accepted()
     requests = [

@@ -337,7 +337,7 @@ def test_of_the_lines_of_a_plan_only_those_that_end_the_rendering_are_refused(
 ) -> None:
     path = tmp_path / "harmful.jinja"
     path.write_text(HARMFUL)
-    renderer = rendering.Renderer(cpu_seconds=0.5)
+    renderer = rendering.Renderer(cpu_seconds=0.2)
     monkeypatch.setattr(rendering, "shared", renderer)
     planned = Planning(tmp_path, tokenizer_dir, chat_template=str(path))
     harms = {0: "error", 3: "memory", 255: "time", 300: "time", 301: "memory", 599: "memory"}

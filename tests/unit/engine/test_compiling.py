@@ -26,7 +26,7 @@ def compilations() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("qwen3", marks=pytest.mark.long), "gemma"])
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_nothing_is_compiled_after_the_model_was_tried(name: str, backend: str) -> None:
     model = architectures.build(name).bfloat16()

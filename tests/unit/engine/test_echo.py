@@ -1,7 +1,5 @@
 """The engine without a model: fast, deterministic, and faulty on demand."""
 
-import multiprocessing
-import resource
 import signal
 import subprocess
 import sys
@@ -80,17 +78,21 @@ def test_raise_makes_that_request_an_error(tiny_path: Path) -> None:
     assert done["b"].text == "good"
 
 
-def _run_killed(path: Path, text: str) -> None:
-    engine = open_echo(path, "kill:poison")
-    list(engine.generate([request("a", engine.tokenizer.encode(text).ids)]))
+def run_alone(path: Path, fault: str, prompt: str, code: str) -> int:
+    """Run code with an engine of a fault and a request in a Python of its own; return its status."""
+    start = (
+        "import resource, sys\n"
+        "from worker.engine import EngineConfig, Request, Sampling\n"
+        "from worker.engine.echo import EchoEngine\n"
+        f"engine = EchoEngine.open({str(path)!r}, EngineConfig(), faults=[{fault!r}])\n"
+        f"asked = Request('a', engine.tokenizer.encode({prompt!r}).ids, Sampling(16))\n"
+    )
+    return subprocess.run([sys.executable, "-c", start + code], timeout=60).returncode
 
 
 @pytest.mark.parametrize(("text", "code"), [("the poison", -signal.SIGKILL), ("the cure", 0)])
 def test_kill_kills_the_process_that_runs_the_prompt(tiny_path: Path, text: str, code: int) -> None:
-    child = multiprocessing.get_context("spawn").Process(target=_run_killed, args=(tiny_path, text))
-    child.start()
-    child.join(60)
-    assert child.exitcode == code
+    assert run_alone(tiny_path, "kill:poison", text, "list(engine.generate([asked]))") == code
 
 
 def test_hang_does_not_end_when_the_engine_is_closed(tiny_path: Path) -> None:
@@ -113,19 +115,16 @@ def test_break_raises_out_of_the_step(tiny_path: Path) -> None:
     assert engine.running == {"a"}
 
 
-def _run_limited(path: Path) -> None:
-    engine = open_echo(path, "memory:much")
-    engine.add([request("a", engine.tokenizer.encode("too much").ids)])
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-    with pytest.raises(MemoryError):
-        engine.step()
-
-
 def test_memory_takes_all_there_is(tiny_path: Path) -> None:
-    child = multiprocessing.get_context("spawn").Process(target=_run_limited, args=(tiny_path,))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
+    code = (
+        "engine.add([asked])\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "try:\n"
+        "    engine.step()\n"
+        "except MemoryError:\n"
+        "    sys.exit(7)\n"
+    )
+    assert run_alone(tiny_path, "memory:much", "too much", code) == 7
 
 
 @pytest.mark.parametrize("fault", ["kill", "kill:", "boom:x", "slow:abc"])

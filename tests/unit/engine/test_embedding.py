@@ -17,8 +17,8 @@ from tests.unit.engine.conftest import request as generation
 from tests.unit.engine.embedding_models import TEXTS, embed
 from worker.engine import EmbeddingRequest, Engine, EngineConfig, tiny
 from worker.engine.echo import EchoEngine
+from worker.engine.embeddings import embedder, whole
 from worker.engine.embeddings import requests as embedding
-from worker.engine.embeddings import whole
 from worker.engine.embeddings.engine import EmbeddingEngine
 from worker.engine.embeddings.pooling import Pooling
 from worker.engine.fallback import FallbackEngine
@@ -141,6 +141,12 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     engine.close()
 
 
+@pytest.fixture
+def one_batch_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no step compute for longer than its first batch takes, on any machine."""
+    monkeypatch.setattr(embedder, "_SLICE_SECONDS", 1e-9)
+
+
 def test_counters_say_what_was_computed(engine: Engine) -> None:
     embed(engine, TEXTS[:5], TEXTS[5:])
     stats = engine.stats
@@ -192,18 +198,24 @@ def test_a_roberta_has_fewer_positions_than_rows(opened: list[Engine]) -> None:
     assert embed(engine, [[5] * 512]).isfinite().all()
 
 
+@pytest.mark.usefixtures("one_batch_a_step")
 def test_a_cancelled_request_yields_no_stale_completion(engine: Engine) -> None:
-    engine.add([EmbeddingRequest("a", tuple(TEXTS * 200))])
+    engine.add([EmbeddingRequest("a", tuple(TEXTS))])
     assert engine.step() == []
     assert engine.running == {"a"}
     engine.cancel(["a"])
+    computed = engine.stats.prefill_tokens_computed
     assert [(c.id, c.finish_reason) for c in engine.step()] == [("a", "cancelled")]
     assert not engine.has_work
     assert engine.step() == []
+    (done,) = engine.generate([EmbeddingRequest("b", ([5],))])
+    assert done.id == "b"
+    assert engine.stats.prefill_tokens_computed == computed + 1
 
 
+@pytest.mark.usefixtures("one_batch_a_step")
 def test_an_id_added_again_starts_anew(engine: Engine) -> None:
-    engine.add([EmbeddingRequest("a", tuple(TEXTS * 200))])
+    engine.add([EmbeddingRequest("a", tuple(TEXTS))])
     engine.step()
     engine.add([EmbeddingRequest("a", ([5, 6],))])
     (done,) = engine.generate([])
@@ -230,8 +242,9 @@ def test_a_failing_admission_leaves_requests_waiting(engine: Engine) -> None:
     assert [c.id for c in engine.generate([])] == ["a"]
 
 
+@pytest.mark.usefixtures("one_batch_a_step")
 def test_no_more_run_than_max_running(engine: Engine) -> None:
-    engine.add([EmbeddingRequest(str(i), tuple(TEXTS * 20)) for i in range(6)])
+    engine.add([EmbeddingRequest(str(i), tuple(TEXTS)) for i in range(6)])
     assert engine.room() == 0
     most = 0
     while engine.has_work:
@@ -265,11 +278,11 @@ def test_generation_and_embedding_go_on_beside_one_another(opened: list[Engine],
             assert (found - vectors.repeat(_REPEATS, 1)).abs().max() < EXACT
 
 
-_REPEATS = 30
+_REPEATS = 12
 
 
 def _prompts(count: int) -> list[Any]:
-    return [generation(f"g{i}", TEXTS[i], max_tokens=60, ignore_eos=True) for i in range(count)]
+    return [generation(f"g{i}", TEXTS[i], max_tokens=25, ignore_eos=True) for i in range(count)]
 
 
 def _texts(count: int) -> list[EmbeddingRequest]:

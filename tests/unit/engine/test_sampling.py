@@ -123,10 +123,11 @@ def test_draws_have_the_frequencies_of_the_exact_distribution(
 ) -> None:
     wanted = torch.tensor(exact(LOGITS, Sampling(1, temperature=temperature, **truncation)))  # type: ignore
     # Many requests, each at many positions.
-    rows = [
-        Sampling(1, temperature=temperature, seed=draw // 100, **truncation)  # type: ignore[arg-type]
-        for draw in range(DRAWS)
+    requests = [
+        Sampling(1, temperature=temperature, seed=seed, **truncation)  # type: ignore[arg-type]
+        for seed in range(DRAWS // 100)
     ]
+    rows = [each for each in requests for _ in range(100)]
     drawn = drawn_by(LOGITS, rows, [draw % 100 for draw in range(DRAWS)])
     assert p_value(torch.bincount(drawn, minlength=len(LOGITS)), wanted.double() * DRAWS) > 1e-3
 

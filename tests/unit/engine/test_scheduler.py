@@ -1,8 +1,9 @@
 """Scheduling, sharing, growth and preemption without weights: the model is a hash of the tokens that
-it sees.
+it sees, in slots of storages or in pages.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -14,17 +15,29 @@ from torch import Tensor
 
 from tests.unit.engine import hashing
 from tests.unit.engine.conftest import request
+from tests.unit.engine.hashing_pages import PAGE_TOKENS, PagedHashRunner
 from worker.engine import Completion, EngineConfig, Request, loader
 from worker.engine.fast import FastEngine
 from worker.engine.sequence import distinct_tokens as tokens_of
 from worker.engine.step import Step
 
 TOKEN_BYTES = 2 * 2 * 8
+PAGE_BYTES = PAGE_TOKENS * TOKEN_BYTES
+Open = Callable[..., FastEngine]
 
 
 def open_hashing(tiny_loaded: loader.Loaded, **fields: Any) -> FastEngine:
     loaded = replace(tiny_loaded, vocabulary=hashing.VOCABULARY, eos_ids=frozenset())
     return FastEngine(loaded, EngineConfig(**fields), hashing.HashRunner())
+
+
+def open_paged(tiny_loaded: loader.Loaded, **fields: Any) -> FastEngine:
+    loaded = replace(tiny_loaded, vocabulary=hashing.VOCABULARY, eos_ids=frozenset())
+    config = EngineConfig(**{"kv_memory_bytes": 500 * PAGE_BYTES} | fields)
+    return FastEngine(loaded, config, PagedHashRunner())
+
+
+in_both = pytest.mark.parametrize("open_engine", [open_hashing, open_paged], ids=["slots", "pages"])
 
 
 def expected(r: Request) -> list[int]:
@@ -62,17 +75,19 @@ def requests_of(draw: st.DrawFn) -> list[Request]:
 worth_a_part = st.sampled_from([0, 12, 1024])
 
 
+@in_both
 @given(requests_of(), st.integers(1, 9), st.integers(1, 6), worth_a_part, st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_any_schedule_is_exact_and_computes_each_prefix_once(
     tiny_loaded: loader.Loaded,
+    open_engine: Open,
     requests: list[Request],
     chunk: int,
     running: int,
     worth: int,
     cascade: bool,
 ) -> None:
-    engine = open_hashing(tiny_loaded, prefill_chunk_tokens=chunk, max_running=running, cascade=cascade)
+    engine = open_engine(tiny_loaded, prefill_chunk_tokens=chunk, max_running=running, cascade=cascade)
     engine._scheduler.admission.worth_a_part = worth
     done = list(engine.generate(requests))
     check(requests, done)
@@ -85,22 +100,35 @@ def test_any_schedule_is_exact_and_computes_each_prefix_once(
     assert engine.stats.kv_bytes_in_use == 0
 
 
-@given(requests_of(), st.integers(60, 300), st.integers(0, 1 << 32), worth_a_part)
-@settings(max_examples=50, deadline=None)
+@in_both
+@given(requests_of(), st.integers(0, 240), st.integers(1, 9), st.integers(0, 1 << 32), worth_a_part)
+@settings(max_examples=75, deadline=None)
 def test_adding_cancelling_and_little_memory_change_no_output(
-    tiny_loaded: loader.Loaded, requests: list[Request], budget: int, seed: int, worth: int
+    tiny_loaded: loader.Loaded,
+    open_engine: Open,
+    requests: list[Request],
+    spare: int,
+    chunk: int,
+    seed: int,
+    worth: int,
 ) -> None:
-    budget, rng = budget * TOKEN_BYTES, Random(seed)
-    engine = open_hashing(
+    # From hardly enough for one request to enough for most.
+    budget = (7 + spare // 7) * PAGE_BYTES if open_engine is open_paged else (60 + spare) * TOKEN_BYTES
+    rng = Random(seed)
+    engine = open_engine(
         tiny_loaded,
-        prefill_chunk_tokens=4,
+        prefill_chunk_tokens=chunk,
         max_running=5,
         kv_memory_bytes=budget,
         max_batch_tokens=rng.choice([None, 30]),
         max_queue_delay_seconds=rng.choice([0.0, 0.003]),
         preferred_batch_sizes=rng.choice([(), (2,), (3, 1)]),
+        cascade=rng.random() < 0.5,
     )
     engine._scheduler.admission.worth_a_part = worth
+    expected = rng.choice([None, 1, 4])
+    if expected is not None:
+        engine._scheduler._lengths.expected = lambda job, max_tokens: expected  # type: ignore[method-assign]
     todo, done, cancelled = list(requests), [], set()
     while todo or engine.has_work:
         count = rng.randint(0, 4)
@@ -119,8 +147,11 @@ def test_adding_cancelling_and_little_memory_change_no_output(
     assert engine.stats.kv_bytes_in_use == 0
 
 
-def test_outputs_longer_than_expected_preempt_and_go_on(tiny_loaded: loader.Loaded) -> None:
-    engine = open_hashing(tiny_loaded, kv_memory_bytes=400 * TOKEN_BYTES, prefill_chunk_tokens=64)
+@in_both
+def test_outputs_longer_than_expected_preempt_and_go_on(
+    tiny_loaded: loader.Loaded, open_engine: Open
+) -> None:
+    engine = open_engine(tiny_loaded, kv_memory_bytes=400 * TOKEN_BYTES, prefill_chunk_tokens=64)
     engine._scheduler._lengths.expected = lambda job, max_tokens: 4  # type: ignore[method-assign]
     requests = [request(str(i), [i, 1, 2], max_tokens=90) for i in range(8)]
     check(requests, list(engine.generate(requests)))
@@ -129,16 +160,22 @@ def test_outputs_longer_than_expected_preempt_and_go_on(tiny_loaded: loader.Load
     assert engine.stats.prefill_tokens_computed == distinct_tokens([r.prompt_ids for r in requests])
 
 
-def test_a_request_larger_than_the_memory_is_an_error_and_others_run(tiny_loaded: loader.Loaded) -> None:
-    engine = open_hashing(tiny_loaded, kv_memory_bytes=100 * TOKEN_BYTES)
+@in_both
+def test_a_request_larger_than_the_memory_is_an_error_and_others_run(
+    tiny_loaded: loader.Loaded, open_engine: Open
+) -> None:
+    engine = open_engine(tiny_loaded, kv_memory_bytes=100 * TOKEN_BYTES)
     requests = [request("large", [1] * 300), request("small", [1, 2, 3])]
     done = {c.id: c for c in engine.generate(requests)}
     assert "kv_memory_bytes" in str(done["large"].error)
     assert done["small"].token_ids == expected(requests[1])
 
 
-def test_the_next_turn_of_a_conversation_finds_its_history(tiny_loaded: loader.Loaded) -> None:
-    engine = open_hashing(tiny_loaded)
+@in_both
+def test_the_next_turn_of_a_conversation_finds_its_history(
+    tiny_loaded: loader.Loaded, open_engine: Open
+) -> None:
+    engine = open_engine(tiny_loaded)
     first = request("first", [5] * 30, max_tokens=20)
     [answer] = engine.generate([first])
     turn = request("second", first.prompt_ids + answer.token_ids + [7, 8, 9], max_tokens=5)
@@ -149,16 +186,20 @@ def test_the_next_turn_of_a_conversation_finds_its_history(tiny_loaded: loader.L
     assert done["second"].token_ids == done["other"].token_ids == expected(turn)
 
 
-def test_a_prefix_outlives_its_requests_until_the_ttl(tiny_loaded: loader.Loaded) -> None:
+@in_both
+def test_a_prefix_outlives_its_requests_until_the_ttl(tiny_loaded: loader.Loaded, open_engine: Open) -> None:
     for ttl, cached in ((1000.0, 29), (0.0, 0)):
-        engine = open_hashing(tiny_loaded, prefix_ttl_seconds=ttl)
+        engine = open_engine(tiny_loaded, prefix_ttl_seconds=ttl)
         for id in ("a", "b"):
             [completion] = engine.generate([request(id, [4] * 30, max_tokens=3)])
         assert completion.cached_tokens == cached
 
 
-def test_tokens_of_a_running_request_are_shared_with_one_that_comes_later(tiny_loaded: loader.Loaded) -> None:
-    engine = open_hashing(tiny_loaded)
+@in_both
+def test_tokens_of_a_running_request_are_shared_with_one_that_comes_later(
+    tiny_loaded: loader.Loaded, open_engine: Open
+) -> None:
+    engine = open_engine(tiny_loaded)
     early = request("early", [3] * 40, max_tokens=30)
     late = request("late", [3] * 20 + [1, 2], max_tokens=5)
     engine.add([early])
@@ -170,10 +211,12 @@ def test_tokens_of_a_running_request_are_shared_with_one_that_comes_later(tiny_l
     assert {c.id: c.cached_tokens for c in done} == {"early": 0, "late": 20}
 
 
+@in_both
 def test_what_on_admit_loses_vanishes_and_what_it_raises_leaves_all_waiting(
     tiny_loaded: loader.Loaded,
+    open_engine: Open,
 ) -> None:
-    engine = open_hashing(tiny_loaded)
+    engine = open_engine(tiny_loaded)
     asked: list[str] = []
 
     def fail(ids: list[str]) -> list[str]:
@@ -197,15 +240,21 @@ def test_what_on_admit_loses_vanishes_and_what_it_raises_leaves_all_waiting(
     assert sorted(asked) == ["0", "1", "2"]
 
 
-def test_a_step_computes_no_more_tokens_than_the_budget(tiny_loaded: loader.Loaded) -> None:
-    engine = open_hashing(tiny_loaded, prefill_chunk_tokens=16, max_running=8)
+@in_both
+def test_a_step_computes_no_more_tokens_than_the_budget(
+    tiny_loaded: loader.Loaded, open_engine: Open
+) -> None:
+    engine = open_engine(tiny_loaded, prefill_chunk_tokens=16, max_running=8)
     requests = [request(str(i), [i] * 50, max_tokens=5) for i in range(8)]
     check(requests, list(engine.generate(requests)))
     assert engine._runner.largest_step <= 16 + 8  # type: ignore[attr-defined]
 
 
-def test_requests_join_as_long_as_max_batch_tokens_allows(tiny_loaded: loader.Loaded) -> None:
-    engine = open_hashing(tiny_loaded, max_batch_tokens=100)
+@in_both
+def test_requests_join_as_long_as_max_batch_tokens_allows(
+    tiny_loaded: loader.Loaded, open_engine: Open
+) -> None:
+    engine = open_engine(tiny_loaded, max_batch_tokens=100)
     head = [1] * 60
     requests = [request(str(i), [*head, 2, i], max_tokens=5) for i in range(20)]
     requests += [request("long", [3] * 150, max_tokens=5)]
@@ -223,8 +272,11 @@ def test_requests_join_as_long_as_max_batch_tokens_allows(tiny_loaded: loader.Lo
     assert max(sizes) > 10, "the prefix that they share counts once"
 
 
-def test_a_request_larger_than_max_batch_tokens_runs_alone(tiny_loaded: loader.Loaded) -> None:
-    engine = open_hashing(tiny_loaded, max_batch_tokens=10)
+@in_both
+def test_a_request_larger_than_max_batch_tokens_runs_alone(
+    tiny_loaded: loader.Loaded, open_engine: Open
+) -> None:
+    engine = open_engine(tiny_loaded, max_batch_tokens=10)
     requests = [request(str(i), [i] * 30, max_tokens=3) for i in range(3)]
     engine.add(requests)
     done, most = [], 0
@@ -235,8 +287,11 @@ def test_a_request_larger_than_max_batch_tokens_runs_alone(tiny_loaded: loader.L
     assert most == 1
 
 
-def test_the_tail_is_what_decodes_for_few_while_nobody_waits(tiny_loaded: loader.Loaded) -> None:
-    engine = open_hashing(tiny_loaded, max_running=4)
+@in_both
+def test_the_tail_is_what_decodes_for_few_while_nobody_waits(
+    tiny_loaded: loader.Loaded, open_engine: Open
+) -> None:
+    engine = open_engine(tiny_loaded, max_running=4)
     requests = [request(str(i), [i], max_tokens=10) for i in range(8)]
     engine.add(requests)
     done = [completion for _ in range(10) for completion in engine.step()]

@@ -20,12 +20,12 @@ from tests.unit.engine import (
     exactness,
     hashing,
     test_features,
-    test_paged_schedule,
     test_scheduler,
 )
 from tests.unit.engine.conftest import request
 from tests.unit.engine.exactness import Schedule
-from tests.unit.engine.test_exactness import NAMES, PREEMPTING, long_ones
+from tests.unit.engine.test_exactness import PREEMPTING, long_ones
+from tests.unit.engine.test_metamorphic import NAMES
 from worker.engine import (
     EngineConfig,
     Request,
@@ -111,7 +111,7 @@ def ran(engine: FastEngine, requests: Many[Request], schedule: Schedule = Schedu
     return exactness.tokens_of(schedule.run(engine, requests))
 
 
-@pytest.mark.parametrize("open_hashing", [test_scheduler.open_hashing, test_paged_schedule.open_paged])
+@test_scheduler.in_both
 @given(
     test_scheduler.requests_of(),
     st.integers(150, 400),
@@ -122,7 +122,7 @@ def ran(engine: FastEngine, requests: Many[Request], schedule: Schedule = Schedu
 @settings(max_examples=30, deadline=None)
 def test_drafts_right_or_wrong_under_little_memory_and_cancelling_change_no_output_and_no_counter(
     tiny_loaded: loader.Loaded,
-    open_hashing: Callable[..., FastEngine],
+    open_engine: test_scheduler.Open,
     requests: list[Request],
     budget: int,
     chunk: int,
@@ -133,7 +133,7 @@ def test_drafts_right_or_wrong_under_little_memory_and_cancelling_change_no_outp
     longer = [replace(r.sampling, max_tokens=5 * r.sampling.max_tokens) for r in requests[:5]]
     requests = [replace(r, sampling=each) for r, each in zip(requests, longer, strict=False)]
     budget, rng = budget * test_scheduler.TOKEN_BYTES, Random(data.draw(st.integers(0, 1 << 32)))
-    engine = open_hashing(
+    engine = open_engine(
         tiny_loaded,
         prefill_chunk_tokens=chunk,
         max_running=5,
@@ -198,14 +198,14 @@ def test_nothing_is_drafted_while_as_many_run_as_the_threshold_says(tiny_loaded:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(exactness.requests(), exactness.schedules, st.sampled_from((1, 4, 9)))
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_schedule_with_drafts_is_equal_to_generate(
     open_subject: exactness.Open, name: str, requests: list[Request], schedule: Schedule, most: int
 ) -> None:
     subject = open_subject(name)
     engine = replace(schedule, config=schedule.config | {"speculate_tokens": most}).open(subject)
     drafting(engine, Free(itself(subject)))
-    assert ran(engine, requests, schedule) == exactness.wanted(name, requests)
+    exactness.check(name, requests, ran(engine, requests, schedule))
     assert engine.stats.draft_kv_bytes_in_use == 0
 
 
@@ -213,7 +213,7 @@ def test_any_schedule_with_drafts_is_equal_to_generate(
 def test_drafts_survive_preemption(open_subject: exactness.Open, backend: str) -> None:
     subject = open_subject("llama", backend)
     engine = drafting(PREEMPTING.open(subject), Free(itself(subject)))
-    assert ran(engine, long_ones(), PREEMPTING) == exactness.wanted("llama", long_ones())
+    exactness.check("llama", long_ones(), ran(engine, long_ones(), PREEMPTING))
     assert engine.stats.preemptions > 0
     assert engine.stats.draft_tokens_accepted > 0
 
@@ -282,7 +282,7 @@ def test_a_draft_model_without_memory_drafts_for_those_it_has_room_for(open_subj
     while engine.has_work:
         done |= {c.id: c.token_ids for c in engine.step()}
         most = max(most, engine.stats.draft_kv_bytes_in_use)
-    assert done == exactness.wanted("llama", asked)
+    exactness.check("llama", asked, done)
     assert 0 < most <= 64 * subject.runner.layout.token_bytes
     assert engine.stats.draft_tokens_accepted > 0
     assert engine.stats.draft_kv_bytes_in_use == 0
@@ -295,7 +295,7 @@ def test_a_draft_model_that_raises_is_not_asked_again(open_subject: exactness.Op
 
     engine = drafting(open_subject("llama").engine(), Broken())
     asked = [request("a", [5] * 9, max_tokens=9, ignore_eos=True)]
-    assert ran(engine, asked) == exactness.wanted("llama", asked)
+    exactness.check("llama", asked, ran(engine, asked))
     assert engine._speculation._drafter is None
 
 
