@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import gc
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from worker.engine import (
     guards,
     heap,
     kv,
+    kv_budget,
     leading,
     loader,
     packing,
@@ -48,8 +48,6 @@ from worker.engine.sequence import Sequence
 from worker.engine.types import Completion, EmbeddingRequest, EngineConfig, Request
 
 log = logging.getLogger(__name__)
-# On a CPU the memory is everybody's: other workers, and whatever else runs on the machine.
-_KV_SHARE_OF_FREE_MEMORY = {"cpu": 0.25, "cuda": 0.5}
 _FEW = 8
 _NAP_SECONDS = 0.02
 _OUT_OF_MEMORY = "out of memory: there is none left to compute even one token of it at a time"
@@ -65,12 +63,13 @@ class FastEngine(Engine):
         model: runner.Runner,
         clock: Callable[[], float] = time.monotonic,
         drafter: drafts.Drafter | None = None,
+        kv_bytes: int | None = None,
     ) -> None:
         super().__init__(loaded.tokenizer, loaded.context_tokens, loaded.vocabulary, config)
         self._eos_ids = loaded.eos_ids
         self._grammars = grammar.Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
         self._runner = model
-        budget = config.kv_memory_bytes or _share_of_free_memory(model.layout.device)
+        budget = kv_bytes or kv_budget.without_measuring(config, model.layout.device)
         self._memory: runner.Memory = model.memory(budget)
         self._pack = model.packer(self._memory, config.cascade)
         limits = sizing.graph_limits(config.max_running, loaded.vocabulary, model.layout.dtype)
@@ -87,12 +86,14 @@ class FastEngine(Engine):
 
     @classmethod
     def over(cls, loaded: loader.Loaded, config: EngineConfig) -> "FastEngine":
-        """Return an engine over a loaded model; raises guards.Unsupported or attention_flash.Unavailable, and
-        leaves the model as it was.
+        """Return an engine over a loaded model; raises sizing.DoesNotFit, or guards.Unsupported or
+        attention_flash.Unavailable and leaves the model as it was.
         """
         compiler = compiling.choose(config.compile, loaded.device)
         ready = guards.prepare(loaded.model, leading.backend(config.attention, loaded.device), compiler)
-        engine = cls(loaded, config, leading.lead(ready), drafter=draft_opening.drafter(loaded, config))
+        drafter = draft_opening.drafter(loaded, config)
+        kv_bytes = kv_budget.of(loaded, config, ready)
+        engine = cls(loaded, config, leading.lead(ready), drafter=drafter, kv_bytes=kv_bytes)
         compiler.count_in(engine.stats)
         engine.stats.dense_fallbacks = int(ready.no_flash is not None)
         engine.stats.plain_attention = int(sdpa.refusals() > 0)
@@ -378,13 +379,3 @@ def _prompt_logits(sequences: list[Sequence]) -> Tensor:
 
 def _with_cached(completion: Completion, cached_tokens: int | None) -> Completion:
     return dataclasses.replace(completion, cached_tokens=cached_tokens)
-
-
-def _share_of_free_memory(device: torch.device) -> int:
-    return int(_free_memory(device) * _KV_SHARE_OF_FREE_MEMORY.get(device.type, 0.25))
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
