@@ -59,8 +59,9 @@ def of(
     peak = gauge.peak_bytes(lambda: _run_largest_step(loaded, config))
     if config.speculate == "draft":
         peak += config.draft_kv_memory_bytes  # is taken with the first draft
-    graphs = _graph_bytes(loaded, config, gauge) if ready.paged and config.cuda_graphs else 0
     team = parallel.current()
+    recorded = config.cuda_graphs and ready.paged and team is None  # a team records no steps
+    graphs = _graph_bytes(loaded, config, gauge) if recorded else 0
     if team is not None:
         after = team.least(after - peak) + peak
     before = after if loaded.free_before is None else loaded.free_before

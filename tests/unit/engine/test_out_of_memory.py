@@ -11,20 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.unit.engine import test_paged_schedule, test_scheduler, test_speculation
+from tests.unit.engine import hashing_pages, test_ahead, test_paged_schedule, test_scheduler, test_speculation
 from tests.unit.engine.conftest import request
 from tests.unit.engine.test_scheduler import check, distinct_tokens, requests_of, worth_a_part
-from worker.engine import Completion, Request, choosing, device_errors, loader
+from worker.engine import Completion, Request, choosing, device_errors, loader, sampling_ahead
 from worker.engine.fast import FastEngine
 from worker.engine.rows import RowState
 
 Refuse = Callable[[int], bool]
-KINDS = ("storages", "pages")
+KINDS = ("storages", "pages", "ahead")
 
 
 def open_hashing(tiny_loaded: loader.Loaded, kind: str, **fields: Any) -> FastEngine:
+    """Open an engine over storages, over pages, or over pages and one step ahead."""
+    fields = {"kv_memory_bytes": 4000 * test_scheduler.TOKEN_BYTES, **fields}
+    if kind == "ahead":
+        runner = hashing_pages.PagedHashRunner()
+        runner.device = test_ahead.AheadHost()
+        return test_ahead.open_engine(tiny_loaded, runner, **fields)
     opening = test_scheduler.open_hashing if kind == "storages" else test_paged_schedule.open_paged
-    return opening(tiny_loaded, **{"kv_memory_bytes": 4000 * test_scheduler.TOKEN_BYTES, **fields})
+    return opening(tiny_loaded, **fields)
 
 
 def refuse_steps(engine: FastEngine, refuse: Refuse, late: Callable[[], bool] = lambda: False) -> list[int]:
@@ -57,8 +63,17 @@ def refused_choices(refuse: Refuse) -> Iterator[list[int]]:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return choose(states, logits)
 
+    chosen = sampling_ahead.chosen
+
+    def short_ahead(logits: Tensor, plan: sampling_ahead.Plan) -> tuple[Tensor, Tensor]:
+        if refuse(len(logits)):
+            refused.append(len(logits))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return chosen(logits, plan)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choosing, "choose", short)
+        patch.setattr(sampling_ahead, "chosen", short_ahead)
         yield refused
 
 
