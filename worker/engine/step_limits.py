@@ -10,7 +10,10 @@ Each = TypeVar("Each")
 
 
 class StepLimits:
-    """The most prompt tokens and decoding sequences of a step, and whether tokens are drafted in it."""
+    """The most prompt tokens and decoding sequences of a step, and whether tokens are drafted in it.
+
+    While it is `tight`, a step chooses tokens for nobody but those whose last one it computes.
+    """
 
     def __init__(self, prefill_tokens: int, decode_rows: int) -> None:
         self._most = prefill_tokens, decode_rows
@@ -28,12 +31,13 @@ class StepLimits:
 
     def shrink(self, tokens: int, rows: int, drafts: bool = False) -> bool:
         """Allow less than a step that was out of memory had: no drafts or, if it had none, half of what it
-        had most of. False: it was one token, which cannot be divided.
+        had most of. False: it was one token, alone while limits were tight.
         """
         self._quiet = 0
-        if drafts:
+        alone = tokens + rows <= 1
+        if drafts or (alone and self.drafts):
             self.drafts = False
-        elif tokens + rows <= 1:
+        elif alone:
             return False
         elif tokens >= rows:  # a step that is full of prompt tokens decodes nothing
             self.prefill_tokens = max(1, tokens // 2)

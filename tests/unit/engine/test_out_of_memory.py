@@ -223,13 +223,18 @@ def test_without_any_memory_each_request_fails_and_the_engine_goes_on(
     assert _tokens(engine.generate([again])) == {"again": test_scheduler.expected(again)}
 
 
-def test_choices_of_one_prompt_go_on_with_as_many_as_there_is_memory_for(tiny_loaded: loader.Loaded) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_choices_of_one_prompt_go_on_with_as_many_as_there_is_memory_for(
+    tiny_loaded: loader.Loaded, kind: str
+) -> None:
+    """Their first tokens are chosen beside the last token of the prompt, which alone is little."""
     asked = request("a", [0, 1, 2], n=6, max_tokens=4, temperature=1.0, seed=1)
     outputs = []
     for limit in (6, 1):
-        engine = open_hashing(tiny_loaded, "storages", max_running=6)
+        engine = open_hashing(tiny_loaded, kind, max_running=6, prefill_chunk_tokens=1)
         with refused_choices(lambda size, most=limit: size > most):  # type: ignore[misc]
             outputs.append(next(iter(engine.generate([asked]))).choices)
+    assert [c.error for c in outputs[1]] == [None] * 6
     assert [c.token_ids for c in outputs[0]] == [c.token_ids for c in outputs[1]]
 
 
