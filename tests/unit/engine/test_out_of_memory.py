@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.unit.engine import hashing_pages, test_ahead, test_paged_schedule, test_scheduler, test_speculation
+from tests.unit.engine import hashing_pages, test_ahead, test_scheduler, test_speculation
 from tests.unit.engine.conftest import request
 from tests.unit.engine.test_scheduler import check, distinct_tokens, requests_of, worth_a_part
 from worker.engine import Completion, Request, choosing, device_errors, loader, sampling_ahead
@@ -29,7 +29,7 @@ def open_hashing(tiny_loaded: loader.Loaded, kind: str, **fields: Any) -> FastEn
         runner = hashing_pages.PagedHashRunner()
         runner.device = test_ahead.AheadHost()
         return test_ahead.open_engine(tiny_loaded, runner, **fields)
-    opening = test_scheduler.open_hashing if kind == "storages" else test_paged_schedule.open_paged
+    opening = test_scheduler.open_hashing if kind == "storages" else test_scheduler.open_paged
     return opening(tiny_loaded, **fields)
 
 
