@@ -4,7 +4,6 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -72,7 +71,6 @@ def _on_meta(config: Any) -> Any:
     return model
 
 
-@pytest.mark.xfail(strict=True, reason="a step that is out of memory ends the engine", raises=MemoryError)
 def test_a_step_that_is_out_of_memory_is_tried_again_with_less(qwen3: Subject, open_engine: Open) -> None:
     asked = subjects.requests(logprobs=0)
     engine = open_engine(qwen3)
@@ -86,7 +84,7 @@ def test_a_step_that_is_out_of_memory_is_tried_again_with_less(qwen3: Subject, o
 
     engine._runner.step = short_of_memory  # type: ignore[method-assign]
     done = subjects.run(engine, asked)
-    assert refused
+    assert engine.stats.out_of_memory_splits == len(refused) > 0
     subjects.check(qwen3, asked, done)
 
 

@@ -30,7 +30,7 @@ class Failing:
     """A runner that fails in its second step, as `how` says."""
 
     def __init__(self, ready: ModelRunner, how: str) -> None:
-        self.layout, self.reads_beyond = ready.layout, ready.reads_beyond
+        self.layout, self.device, self.reads_beyond = ready.layout, ready.device, ready.reads_beyond
         self._ready, self._how, self._steps = ready, how, 0
 
     def step(self, step: PagedStep) -> Tensor:

@@ -54,10 +54,11 @@ def launch(sequences: list[Sequence], logits: Tensor, device: Device) -> Flight:
     samplings = [sequence.row.request.sampling for sequence in sequences]
     positions = [len(sequence.row.token_ids) + sequence.unread for sequence in sequences]
     ids, doubtful = sampling_ahead.chosen(logits, sampling_ahead.Plan.of(samplings, positions, device.stage))
+    fetch = device.fetch(torch.where(doubtful, UNREAD, ids))  # whatever raises, raises before they have one
     for sequence in sequences:
         sequence.tokens.append(UNREAD)
         sequence.unread += 1
-    return Flight(sequences, ids, device.fetch(torch.where(doubtful, UNREAD, ids)))
+    return Flight(sequences, ids, fetch)
 
 
 @torch.inference_mode()

@@ -98,7 +98,7 @@ def _each_alone(
     try:
         return call(rows)
     except Exception as error:  # whatever it is, one of the rows is at fault, or each is
-        if device_errors.is_lost(error):
+        if device_errors.is_lost(error) or device_errors.is_out_of_memory(error):
             raise
         if len(rows) == 1:
             states[rows[0]].failure = one_line(error)

@@ -89,7 +89,7 @@ class _Here:
 @functools.cache
 def of(device: torch.device) -> Device:
     """Return the device of that name; the same one each time."""
-    if device.type == "cpu":
+    if device.type in ("cpu", "meta"):  # of a model on the meta device only shapes are asked for
         return Host()
     if device.type == "cuda":
         return cuda_device.CudaDevice(device)

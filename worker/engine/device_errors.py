@@ -6,8 +6,16 @@ _RECORDING_FAILED = range(900, 909)
 """The codes of cudaErrorStreamCapture...: a CUDA graph cannot be recorded so, and all else works on."""
 
 
+_NO_MEMORY_CODE = 2
+"""cudaErrorMemoryAllocation: of what does not go through torch's allocator; all else works on."""
+_NO_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    code = getattr(error, "error_code", None)
+    return code == _NO_MEMORY_CODE or any(text in str(error) for text in _NO_MEMORY)
 
 
 def is_lost(error: BaseException) -> bool:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import gc
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from worker.engine import (
     ahead,
+    backoff,
     choosing,
     compiling,
     drafts,
@@ -24,8 +24,10 @@ from worker.engine import (
     guards,
     heap,
     kv,
+    kv_budget,
     leading,
     loader,
+    packing,
     pages,
     prefix,
     runner,
@@ -46,10 +48,9 @@ from worker.engine.sequence import Sequence
 from worker.engine.types import Completion, EmbeddingRequest, EngineConfig, Request
 
 log = logging.getLogger(__name__)
-# On a CPU the memory is everybody's: other workers, and whatever else runs on the machine.
-_KV_SHARE_OF_FREE_MEMORY = {"cpu": 0.25, "cuda": 0.5}
 _FEW = 8
 _NAP_SECONDS = 0.02
+_OUT_OF_MEMORY = "out of memory: there is none left to compute even one token of it at a time"
 
 
 class FastEngine(Engine):
@@ -62,12 +63,13 @@ class FastEngine(Engine):
         model: runner.Runner,
         clock: Callable[[], float] = time.monotonic,
         drafter: drafts.Drafter | None = None,
+        kv_bytes: int | None = None,
     ) -> None:
         super().__init__(loaded.tokenizer, loaded.context_tokens, loaded.vocabulary, config)
         self._eos_ids = loaded.eos_ids
         self._grammars = grammar.Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
         self._runner = model
-        budget = config.kv_memory_bytes or _share_of_free_memory(model.layout.device)
+        budget = kv_bytes or kv_budget.without_measuring(config, model.layout.device)
         self._memory: runner.Memory = model.memory(budget)
         self._pack = model.packer(self._memory, config.cascade)
         limits = sizing.graph_limits(config.max_running, loaded.vocabulary, model.layout.dtype)
@@ -84,12 +86,14 @@ class FastEngine(Engine):
 
     @classmethod
     def over(cls, loaded: loader.Loaded, config: EngineConfig) -> "FastEngine":
-        """Return an engine over a loaded model; raises guards.Unsupported or attention_flash.Unavailable, and
-        leaves the model as it was.
+        """Return an engine over a loaded model; raises sizing.DoesNotFit, or guards.Unsupported or
+        attention_flash.Unavailable and leaves the model as it was.
         """
         compiler = compiling.choose(config.compile, loaded.device)
         ready = guards.prepare(loaded.model, leading.backend(config.attention, loaded.device), compiler)
-        engine = cls(loaded, config, leading.lead(ready), drafter=draft_opening.drafter(loaded, config))
+        drafter = draft_opening.drafter(loaded, config)
+        kv_bytes = kv_budget.of(loaded, config, ready)
+        engine = cls(loaded, config, leading.lead(ready), drafter=drafter, kv_bytes=kv_bytes)
         compiler.count_in(engine.stats)
         engine.stats.dense_fallbacks = int(ready.no_flash is not None)
         engine.stats.plain_attention = int(sdpa.refusals() > 0)
@@ -136,7 +140,9 @@ class FastEngine(Engine):
         settled = self._flight is None
         batch = self._scheduler.next_batch()
         if batch is not None:
-            self._run(self._speculation.extend(batch, self._scheduler.running))
+            if self._scheduler.limits.drafts:
+                batch = self._speculation.extend(batch, self._scheduler.running)
+            self._run(batch)
         else:
             self._settle()
         if not self._running:  # maybe because a choice failed, and others with it: no step may follow
@@ -204,14 +210,39 @@ class FastEngine(Engine):
             torch.cuda.empty_cache()
 
     def _run(self, batch: Batch) -> None:
-        packed, last = self._pack(batch), self._flight
+        last = self._flight
+        computed = backoff.tried(lambda: self._compute(batch, last))
+        if computed is None:
+            self._back_off(batch)
+            return
+        packed, logits, sequences, chosen = computed
+        self._scheduler.limits.grow()
+        self._count_tokens(batch)
+        if not isinstance(chosen, list):
+            self._flight = chosen
+            if last is not None:
+                self.stats.steps_ahead += 1
+                self._read(last)
+            return
+        assert last is None
+        self._take_all(sequences, chosen)
+        if len(sequences) < len(logits):
+            self._speculation.accept(packed.drafted, functools.partial(self._choose_from, logits))
+            self._continue_from(self._ready_prompts())
+
+    def _compute(
+        self, batch: Batch, last: ahead.Flight | None
+    ) -> tuple[packing.Packed, Tensor, list[Sequence], list[int] | ahead.Flight | None]:
+        """Compute a step and choose tokens; return who is to take them, and the tokens, maybe unread. What it
+        raises leaves all as it was, once the batch is taken back.
+        """
+        packed = self._pack(batch)
         if last is not None:
             assert isinstance(packed.step, PagedStep)
             ahead.carry(last, batch.decode, packed.step, self._runner.device)
-            self.stats.steps_ahead += 1
         with self._model_runs():
             logits = self._runner.step(packed.step)
-        self._count(batch, packed.step.attention_calls)
+        self._count_step(batch, packed.step.attention_calls)
         rows, sequences = [], []
         for row, end in enumerate(packed.ends):
             if isinstance(end, prefix.Node):
@@ -224,17 +255,27 @@ class FastEngine(Engine):
         if self._runs_ahead and not (
             packed.scored or packed.drafted or any(map(ahead.waits_for_host, sequences))
         ):
-            self._flight = self._launch(sequences, rows, logits)
-            if last is not None:
-                self._read(last)
-            return
-        assert last is None
-        if len(rows) == len(logits):
-            self._choose(sequences, logits)
-            return
-        self._choose_from(logits, sequences, rows)
-        self._speculation.accept(packed.drafted, functools.partial(self._choose_from, logits))
-        self._continue_from(self._ready_prompts())
+            return packed, logits, sequences, self._launch(sequences, rows, logits)
+        those = logits if len(rows) == len(logits) else _rows_of(logits, rows)
+        return packed, logits, sequences, self._next_tokens(sequences, those)
+
+    def _back_off(self, batch: Batch) -> None:
+        """Plan less than a batch that was out of memory; fail who cannot run alone."""
+        backoff.take_back(batch, self._scheduler)
+        was_ahead = self._flight is not None
+        self._settle()  # whose token it was may have ended
+        tokens = sum(len(chunk.tokens) for chunk in batch.chunks)
+        if not (self._shrink(tokens, len(batch.decode), bool(batch.drafts)) or was_ahead):
+            self._fail(backoff.alone(batch, self._scheduler), _OUT_OF_MEMORY)
+
+    def _shrink(self, tokens: int, rows: int, drafts: bool = False) -> bool:
+        """Have less in the next steps than one that was out of memory had; False when nothing is less."""
+        self.stats.out_of_memory_splits += 1
+        limits = self._scheduler.limits
+        if limits.shrink(tokens, rows, drafts) or self._speculation.stop():
+            return True
+        limits.relax()  # what ends now may have been the cause
+        return False
 
     def _launch(self, sequences: list[Sequence], rows: list[int], logits: Tensor) -> ahead.Flight | None:
         """Choose tokens on the device and leave them unread."""
@@ -242,7 +283,7 @@ class FastEngine(Engine):
         if len(rows) < len(logits):
             logits = logits.index_select(0, device.stage(np.array(rows, dtype=np.int64)))
         ready = self._ready_prompts()
-        if any(map(ahead.waits_for_host, ready)):
+        if self._scheduler.limits.tight or any(map(ahead.waits_for_host, ready)):
             ready = []  # the next step settles for them
         if ready:
             logits = torch.cat([logits, _prompt_logits(ready)])
@@ -261,17 +302,26 @@ class FastEngine(Engine):
         return [s for s in self._scheduler.running if not s.own_tokens and s.node.logits is not None]
 
     def _continue_from(self, sequences: list[Sequence]) -> None:
-        if sequences:
-            self._choose(sequences, _prompt_logits(sequences))
+        sequences = sequences[: self._scheduler.limits.decode_rows]
+        if not sequences:
+            return
+        token_ids = backoff.tried(lambda: self._next_tokens(sequences, _prompt_logits(sequences)))
+        if token_ids is not None:
+            self._take_all(sequences, token_ids)
+        elif not self._shrink(0, len(sequences)):
+            self._fail(sequences[0], _OUT_OF_MEMORY)
 
     def _choose_from(self, logits: Tensor, sequences: list[Sequence], rows: list[int]) -> None:
-        if sequences:
-            self._choose(sequences, logits[torch.tensor(rows, device=logits.device)])
+        self._take_all(sequences, self._next_tokens(sequences, _rows_of(logits, rows)))
 
-    def _choose(self, sequences: list[Sequence], logits: Tensor) -> None:
-        """Give each sequence its next token; hand over those that end."""
+    def _next_tokens(self, sequences: list[Sequence], logits: Tensor) -> list[int]:
+        if not sequences:
+            return []
         with self._model_runs():  # on a GPU this is where its forward is waited for
-            token_ids = choosing.choose([sequence.state for sequence in sequences], logits)
+            return choosing.choose([sequence.state for sequence in sequences], logits)
+
+    def _take_all(self, sequences: list[Sequence], token_ids: list[int]) -> None:
+        """Give each sequence its next token; hand over those that end."""
         now = time.monotonic()
         for sequence, token_id in zip(sequences, token_ids, strict=True):
             if not sequence.row.dropped:
@@ -296,7 +346,7 @@ class FastEngine(Engine):
         self._scheduler.drop(sequence)
         self._finish(sequence.row, self._completion(sequence.row, "error", error=reason))
 
-    def _count(self, batch: Batch, attention_calls: int) -> None:
+    def _count_step(self, batch: Batch, attention_calls: int) -> None:
         stats = self.stats
         stats.steps += 1
         stats.decode_steps += bool(batch.decode)
@@ -305,15 +355,21 @@ class FastEngine(Engine):
         stats.attention_calls += attention_calls
         stats.graphs_recorded, stats.graph_steps = self._recorded.captured, self._recorded.replayed
         stats.graphs_refused, stats.graph_padding_rows = self._recorded.refused, self._recorded.padding_rows
+
+    def _count_tokens(self, batch: Batch) -> None:
         runs = [(chunk.target, chunk.first, len(chunk.tokens)) for chunk in batch.chunks]
         # The last token of a prompt, too, may be computed as one that decodes.
         runs += [(s, s.computed - 1, 1) for s in batch.decode if s.computed <= s.prompt_length]
         for target, first, tokens in runs:
             if isinstance(target, prefix.Node):
-                stats.prefill_tokens_computed += tokens
+                self.stats.prefill_tokens_computed += tokens
             else:
-                stats.prefill_tokens_computed += target.prefilled(first, tokens)
-                stats.tokens_recomputed += target.recomputed(first, tokens)
+                self.stats.prefill_tokens_computed += target.prefilled(first, tokens)
+                self.stats.tokens_recomputed += target.recomputed(first, tokens)
+
+
+def _rows_of(logits: Tensor, rows: list[int]) -> Tensor:
+    return logits[torch.tensor(rows, dtype=torch.long, device=logits.device)]
 
 
 def _prompt_logits(sequences: list[Sequence]) -> Tensor:
@@ -323,13 +379,3 @@ def _prompt_logits(sequences: list[Sequence]) -> Tensor:
 
 def _with_cached(completion: Completion, cached_tokens: int | None) -> Completion:
     return dataclasses.replace(completion, cached_tokens=cached_tokens)
-
-
-def _share_of_free_memory(device: torch.device) -> int:
-    return int(_free_memory(device) * _KV_SHARE_OF_FREE_MEMORY.get(device.type, 0.25))
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -102,7 +102,7 @@ def of_model(
         sum(heads_of_layers.sizes.values()),
         dataclasses.replace(layout, dtype=dtype or model.dtype),
         max(wider * step, drawing),
-        wider * peak_bytes(lambda: _forward(model, _Attention(), rows, rows)),
+        wider * peak_bytes(lambda: forward(model, rows, rows)),
         vocabulary,
         config.context_tokens or tokens.context_of(model.config, None),
         parallel,
@@ -157,16 +157,23 @@ class _Attention:
         return q.new_empty(*q.shape[:2], v.shape[2])
 
 
+def forward(model: Any, tokens: int, wanted: int) -> Tensor:
+    """Run all of a model but its attention on so many tokens; return logits [wanted, V] of no meaning."""
+    return _forward(model, _Attention(), tokens, wanted)
+
+
 @torch.inference_mode()
-def _forward(model: Any, attention: _Attention, count: int, wanted: int) -> None:
+def _forward(model: Any, attention: _Attention, count: int, wanted: int) -> Tensor:
     ids = torch.zeros(1, count, dtype=torch.long, device=model.device)
     with interface.handling(attention):
-        model(
+        output = model(
             input_ids=ids,
             position_ids=torch.arange(count, device=model.device)[None],
             use_cache=False,
             logits_to_keep=torch.arange(wanted, device=model.device),
         )
+    logits: Tensor = output.logits[0]
+    return logits
 
 
 def _weight_bytes(model: Any, parallel: int) -> int:

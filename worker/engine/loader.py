@@ -11,6 +11,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from jobs import errors, tokens
+from worker.engine import device as devices
 from worker.engine import heads, parallel, precision
 from worker.engine.embeddings import pooling
 from worker.engine.embeddings.pooling import LAST, MEAN, Pooling
@@ -23,7 +24,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Loaded:
     """A model ready to run. `eos_ids` end a sequence; `pad_id` fills rows and is never looked at. `pooling`
-    makes its embeddings, or it says why there are none.
+    makes its embeddings, or it says why there are none. `free_before` are the bytes that were free on a GPU
+    before it was loaded; None: nobody looked.
     """
 
     model: Any
@@ -34,6 +36,7 @@ class Loaded:
     pad_id: int
     device: torch.device
     pooling: Pooling | str = LAST
+    free_before: int | None = None
 
     @property
     def generates(self) -> bool:
@@ -51,6 +54,7 @@ def load(source: str, config: EngineConfig, name: str | None = None) -> Loaded:
         device = pick_device(config.device) if team is None else team.device
         use_all_cores()
         precision.set_policy(device, config.tf32)
+        free = devices.of(device).free_bytes() if device.type == "cuda" else None
         location, options = locate(source, config)
         tokenizer = AutoTokenizer.from_pretrained(location, **options)
         model = _load_model(location, options, config, device)
@@ -60,7 +64,7 @@ def load(source: str, config: EngineConfig, name: str | None = None) -> Loaded:
         else:
             embeds = f"a model spread over {team.size} ranks does not embed"
             team.meet()  # the first forward begins with all, however long they took to load
-        loaded = replace(loaded, pooling=embeds)
+        loaded = replace(loaded, pooling=embeds, free_before=free)
     except Exception as error:  # a model's own code and files may raise anything
         raise errors.ModelUnavailable(name=name, source=source, reason=_one_line(error)) from error
     log.info("model loaded name=%s device=%s dtype=%s", name, device, model.dtype)

@@ -3,7 +3,17 @@
 import logging
 
 from jobs import errors
-from worker.engine import attention_flash, guards, heap, leading, loader, parallel
+from worker.engine import (
+    attention_flash,
+    footprint,
+    guards,
+    heap,
+    kv_budget,
+    leading,
+    loader,
+    parallel,
+    sizing,
+)
 from worker.engine.base import Engine
 from worker.engine.embeddings.engine import EmbeddingEngine
 from worker.engine.fallback import FallbackEngine
@@ -27,6 +37,9 @@ def open_model(source: str, config: EngineConfig, name: str | None = None) -> En
         kernels = isinstance(error, library.Unavailable)
         reason = f"LONGHAUL_{'KERNELS=native' if kernels else f'ATTENTION={config.attention}'}: {error}"
         raise errors.ModelUnavailable(name=name, source=source, reason=reason) from error
+    except sizing.DoesNotFit as error:
+        reason = f"{error}{_advice(source, loaded, config)}"
+        raise errors.ModelUnavailable(name=name, source=source, reason=reason) from error
     except Exception as error:  # the first tokens of a model may fail in any way
         does = "generate" if loaded.generates and config.task != "embed" else "embed"
         reason = f"it does not {does}: {type(error).__name__}: {error}".split("\n")[0]
@@ -41,14 +54,27 @@ def follow_model(source: str, config: EngineConfig, name: str | None = None) -> 
     """Load this rank's share of a source and run what rank 0 says, until it says stop.
 
     Does what `open_model` does with a model, step by step, up to where a team is led.
-    Raises errors.ModelUnavailable, guards.Unsupported, or what a step raises.
+    Raises errors.ModelUnavailable, guards.Unsupported, sizing.DoesNotFit, or what a step raises.
     """
     team = parallel.current()
     assert team is not None
     loaded = loader.load(source, config, name)
     with library.disabled(config.kernels == "torch"):
         runner = guards.prepare(loaded.model, leading.backend(config.attention, loaded.device))
+    kv_budget.of(loaded, config, runner)
     leading.follow(runner, team)
+
+
+def _advice(source: str, loaded: loader.Loaded, config: EngineConfig) -> str:
+    """Return what would fit in place of a model; empty if nothing would, or its config does not tell."""
+    team = parallel.current()
+    total = kv_budget.Card(loaded.device).total_bytes()
+    try:
+        need = footprint.of_source(source, config, loaded.model.dtype, 1 if team is None else team.size)
+        return sizing.advice(need, total, sizing.Settings(0, config.kv_memory_bytes))
+    except Exception as error:  # a model's own code may raise anything; that it does not fit stands
+        log.info("no advice on what fits reason=%r", str(error))
+        return ""
 
 
 def over(loaded: loader.Loaded, config: EngineConfig, name: str = "") -> Engine:

@@ -101,7 +101,7 @@ class RowState:
                 self.prompt_logprobs[first + 1 : first + 1 + len(found)] = found
                 first += len(found)
         except Exception as error:  # whatever it is, the other rows go on
-            if device_errors.is_lost(error):
+            if device_errors.is_lost(error) or device_errors.is_out_of_memory(error):
                 raise
             self.failure = one_line(error)
 

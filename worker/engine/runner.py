@@ -103,6 +103,10 @@ class ModelRunner(StorageRunner):
         return attention.dense if kernels is None else NativeAttention(kernels)
 
     @property
+    def paged(self) -> bool:
+        return isinstance(self._backend, FlashAttention)
+
+    @property
     def page_tokens(self) -> int:
         """How many tokens its memory is given out by, at least."""
         return self._backend.page_tokens if isinstance(self._backend, FlashAttention) else 32

@@ -10,6 +10,7 @@ from worker.engine import kv, lengths, pages, prefix, queue_delay
 from worker.engine.admission import Admission, PagedAdmission
 from worker.engine.rows import RowState
 from worker.engine.sequence import Sequence, distinct_tokens
+from worker.engine.step_limits import StepLimits
 from worker.engine.types import EngineConfig, Row, Stats
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Scheduler:
         self._lengths = lengths.OutputLengths()
         kind = PagedAdmission if memory.paged else Admission
         self.admission = kind(memory, self.trie, self._lengths, stats)
+        self.limits = StepLimits(config.prefill_chunk_tokens, config.max_running)
         self._config = config
         self._stats = stats
         self._clock = clock
@@ -126,7 +128,7 @@ class Scheduler:
 
     def next_batch(self) -> Batch | None:
         """Choose what the next step computes; None when nothing can be."""
-        budget = self._config.prefill_chunk_tokens
+        budget = self.limits.prefill_tokens
         chunks: list[Chunk] = []
         # A node that lost its KV before it was complete may have been started once more, and one that was
         # split has an upper part that is to be completed first.
@@ -150,7 +152,7 @@ class Scheduler:
                 chunks.append(_own_chunk(sequence, budget))
                 budget -= len(chunks[-1].tokens)
         # A full chunk is at the speed of the matrix products already: whoever decodes waits for a full batch.
-        decode = self._with_room(decode) if budget > 0 or not chunks else []
+        decode = self._with_room(self.limits.turn(decode, self.running)) if budget > 0 or not chunks else []
         chunks = [chunk for chunk in chunks if not _was_freed(chunk)]
         return Batch(decode, chunks) if decode or chunks else None
 

@@ -78,7 +78,8 @@ def plan(
 ) -> Plan:
     """Return how a card of `memory` bytes would be used; raises DoesNotFit that says what would fit."""
     sizes = graph_sizes(max_running) if cuda_graphs else ()
-    settings = Settings(graph_bytes(sizes, need), kv_memory_bytes)
+    graphs = graph_bytes(sizes, need.decode_bytes, need.vocabulary * need.dtype.itemsize)
+    settings = Settings(graphs, kv_memory_bytes)
     free = memory - _CONTEXT_BYTES
     try:
         left = kv_bytes_after_profile(free, free - need.weight_bytes, need.step_bytes, memory, settings)
@@ -86,7 +87,7 @@ def plan(
         if left < page:
             raise DoesNotFit(f"{in_gb(left)} are left for KV, less than a page of {in_gb(page)}")
     except DoesNotFit as error:
-        raise DoesNotFit(f"{error}{_advice(need, memory, settings)}") from None
+        raise DoesNotFit(f"{error}{advice(need, memory, settings)}") from None
     pages, host_pages = left // page, host_bytes // page
     return Plan(
         memory=memory,
@@ -133,12 +134,14 @@ def graph_sizes(max_running: int) -> tuple[int, ...]:
     return tuple(sorted({graph_shapes.rows_for(rows) for rows in range(1, max_running + 1)}))
 
 
-def graph_bytes(sizes: tuple[int, ...], need: Footprint) -> int:
-    """Return what recorded steps may take: one pool for what they compute, and the logits of each."""
+def graph_bytes(sizes: tuple[int, ...], decode_bytes: int, row_bytes: int) -> int:
+    """Return what recorded steps may take: one pool for what they compute, and the logits of each, of which a
+    row has `row_bytes`.
+    """
     if not sizes:
         return 0
-    logits = sum(sizes) * need.vocabulary * need.dtype.itemsize
-    return need.decode_bytes + _WIDTHS * (logits + len(sizes) * _GRAPH_BYTES)
+    logits = sum(sizes) * row_bytes
+    return decode_bytes + _WIDTHS * (logits + len(sizes) * _GRAPH_BYTES)
 
 
 def graph_limits(max_running: int, vocabulary: int, dtype: torch.dtype) -> graphs.Limits:
@@ -165,8 +168,8 @@ def in_gb(size: float) -> str:
     return f"{size / 1e9:.1f} GB" if abs(size) >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
-def _advice(need: Footprint, memory: int, settings: Settings) -> str:
-    """Return which smaller weights, or share of them, would leave something for KV."""
+def advice(need: Footprint, memory: int, settings: Settings) -> str:
+    """Return which smaller weights, or share of them, would leave something for KV; empty if none."""
     page = need.token_bytes * PAGE_TOKENS
     taken = _CONTEXT_BYTES + need.step_bytes + settings.graph_bytes + spare_bytes(memory)
     room = memory - taken - (settings.kv_memory_bytes or page)

@@ -65,13 +65,28 @@ class Speculation:
         going, position = drafted, 0
         while going := [each for each in going if self._goes_on(each, position)]:
             position += 1
-            choose([each.sequence for each in going], [each.first + position for each in going])
+            try:
+                choose([each.sequence for each in going], [each.first + position for each in going])
+            except Exception as error:
+                if not device_errors.is_out_of_memory(error):
+                    raise
+                log.info("the rest of drafts is not used: out of memory")
+                for each in going:  # the next step computes its last token again
+                    _advance(each.sequence, -1)
+                return
 
     def sweep(self, running: Collection[Sequence]) -> None:
         """Let go of what is kept for sequences that do not run any more."""
         if self._drafter is not None:
             self._drafter.keep(running)
             self._stats.draft_kv_bytes_in_use = self._drafter.bytes_in_use
+
+    def stop(self) -> bool:
+        """Draft nothing any more and give its memory back; False when there was nothing to stop."""
+        stopped = self._drafter is not None
+        self._drafter = None
+        self._stats.draft_kv_bytes_in_use = 0
+        return stopped
 
     def _drafts(self, drafter: Drafter, batch: Batch) -> dict[Sequence, list[int]]:
         most = [_room(sequence, self._config.speculate_tokens) for sequence in batch.decode]
@@ -88,8 +103,7 @@ class Speculation:
             if device_errors.is_lost(error):
                 raise
             log.exception("no drafts any more")
-            self._drafter = None
-            self._stats.draft_kv_bytes_in_use = 0
+            self.stop()
             return {}
         return {sequence: tokens for sequence, tokens in zip(wanted, found, strict=True) if tokens}
 
@@ -106,9 +120,14 @@ class Speculation:
         self._chances.learn(sequence, right)
         if not right or sequence.slot is None:  # it has ended
             return False
-        sequence.computed += 1
-        sequence.slot.length = sequence.computed - sequence.own_start
+        _advance(sequence, 1)
         return True
+
+
+def _advance(sequence: Sequence, tokens: int) -> None:
+    assert sequence.slot is not None
+    sequence.computed += tokens
+    sequence.slot.length = sequence.computed - sequence.own_start
 
 
 def _room(sequence: Sequence, most: int) -> int:
