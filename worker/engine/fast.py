@@ -63,16 +63,16 @@ class FastEngine(Engine):
         model: runner.Runner,
         clock: Callable[[], float] = time.monotonic,
         drafter: drafts.Drafter | None = None,
-        kv_bytes: int | None = None,
+        budget: kv_budget.Budget | None = None,
     ) -> None:
         super().__init__(loaded.tokenizer, loaded.context_tokens, loaded.vocabulary, config)
         self._eos_ids = loaded.eos_ids
         self._grammars = grammar.Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
         self._runner = model
-        budget = kv_bytes or kv_budget.without_measuring(config, model.layout.device)
-        self._memory: runner.Memory = model.memory(budget)
+        budget = budget or kv_budget.without_measuring(config, model.layout.device)
+        self._memory: runner.Memory = model.memory(budget.kv_bytes)
         self._pack = model.packer(self._memory, config.cascade)
-        limits = sizing.graph_limits(config.max_running, loaded.vocabulary, model.layout.dtype)
+        limits = sizing.graph_limits(config.max_running, budget.graph_bytes)
         self._recorded = model.record(limits if config.cuda_graphs else None)
         self._runs_ahead = config.run_ahead and model.device.ahead and self._memory.paged
         self._flight: ahead.Flight | None = None
@@ -92,8 +92,8 @@ class FastEngine(Engine):
         compiler = compiling.choose(config.compile, loaded.device)
         ready = guards.prepare(loaded.model, leading.backend(config.attention, loaded.device), compiler)
         drafter = draft_opening.drafter(loaded, config)
-        kv_bytes = kv_budget.of(loaded, config, ready)
-        engine = cls(loaded, config, leading.lead(ready), drafter=drafter, kv_bytes=kv_bytes)
+        budget = kv_budget.of(loaded, config, ready)
+        engine = cls(loaded, config, leading.lead(ready), drafter=drafter, budget=budget)
         compiler.count_in(engine.stats)
         engine.stats.dense_fallbacks = int(ready.no_flash is not None)
         engine.stats.plain_attention = int(sdpa.refusals() > 0)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,15 @@ from worker.engine.types import EngineConfig, Request, Row, Sampling
 log = logging.getLogger(__name__)
 # On a CPU the memory is everybody's: other workers, and whatever else runs on the machine.
 _SHARE_OF_FREE = {"cpu": 0.25, "cuda": 0.5}
+_UNMEASURED_GRAPH_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The bytes that KV takes, and those that recorded steps may take."""
+
+    kv_bytes: int
+    graph_bytes: int = 0
 
 
 class Gauge(Protocol):
@@ -46,8 +56,8 @@ class Card:
 
 def of(
     loaded: loader.Loaded, config: EngineConfig, ready: runner.ModelRunner, gauge: Gauge | None = None
-) -> int:
-    """Return the bytes for KV beside a model that is ready; raises sizing.DoesNotFit.
+) -> Budget:
+    """Return the bytes for KV and graphs beside a model that is ready; raises sizing.DoesNotFit.
 
     All ranks of a team call it at once, and get what the one with least has.
     """
@@ -72,13 +82,14 @@ def of(
         raise sizing.DoesNotFit(f"{sizing.in_gb(found)} are left for KV, less than {sizing.in_gb(page)}")
     parts = [sizing.in_gb(size) for size in (before, after, peak, graphs, found)]
     log.info("memory free_before=%s free_after=%s largest_step=%s graphs=%s kv=%s", *parts)
-    return found
+    return Budget(found, graphs)
 
 
-def without_measuring(config: EngineConfig, device: torch.device) -> int:
-    """Return the bytes for KV: what the config says, else a share of what is free."""
+def without_measuring(config: EngineConfig, device: torch.device) -> Budget:
+    """Return what the config says for KV, else a share of what is free."""
     share = _SHARE_OF_FREE.get(device.type, 0.25)
-    return config.kv_memory_bytes or int(devices.of(device).free_bytes() * share)
+    kv_bytes = config.kv_memory_bytes or int(devices.of(device).free_bytes() * share)
+    return Budget(kv_bytes, _UNMEASURED_GRAPH_BYTES)
 
 
 def _graph_bytes(loaded: loader.Loaded, config: EngineConfig, gauge: Gauge) -> int:

@@ -57,6 +57,7 @@ class Scheduler:
         self.trie = prefix.Trie(clock)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self._preempted: list[Sequence] = []
         self._nodes: list[prefix.Node] = []
         self._lengths = lengths.OutputLengths()
         kind = PagedAdmission if memory.paged else Admission
@@ -71,7 +72,8 @@ class Scheduler:
         self._wait([self._sequence(row, state) for row, state in rows])
 
     def sweep(self) -> None:
-        """Let go of what was cancelled or replaced."""
+        """Let go of what was cancelled or replaced; let those wait that the last step preempted."""
+        self._resume()
         for dropped in [s for s in self.waiting if s.row.dropped]:
             self.waiting.remove(dropped)
             self.admission.release(dropped)
@@ -114,6 +116,7 @@ class Scheduler:
         except BaseException:  # they are to be as if they had never been started
             for sequence in started:
                 self._preempt(sequence)
+            self._resume()
             raise
         for sequence in fresh:
             if id(sequence.row) not in allowed:
@@ -232,18 +235,26 @@ class Scheduler:
         return [s for s in decode if s.slot is not None]
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Put a running sequence back in front of the waiting ones; all of its own is computed again
-        later.
+        """Take a running sequence out, to put it back in front of the waiting ones; all of its own is computed
+        again later.
         """
         self.running.remove(sequence)
-        old = sequence.node
         sequence.recomputes_until = max(sequence.recomputes_until, sequence.computed)
-        sequence.node = self.trie.insert(sequence.root, sequence.tokens)
-        self._wait([sequence])
         if sequence.slot is not None:
             sequence.slot.release()
             sequence.slot = None
-        self.trie.unpin(old)
+        self._preempted.append(sequence)
+
+    def _resume(self) -> None:
+        """Let preempted sequences wait, with what they have sampled in the trie. Not when they are preempted:
+        a node of which the step has a chunk might be split.
+        """
+        preempted, self._preempted = self._preempted, []
+        for sequence in preempted:
+            old = sequence.node
+            sequence.node = self.trie.insert(sequence.root, sequence.tokens)
+            self._wait([sequence])
+            self.trie.unpin(old)
 
     def _wait(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:

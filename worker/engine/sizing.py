@@ -144,10 +144,9 @@ def graph_bytes(sizes: tuple[int, ...], decode_bytes: int, row_bytes: int) -> in
     return decode_bytes + _WIDTHS * (logits + len(sizes) * _GRAPH_BYTES)
 
 
-def graph_limits(max_running: int, vocabulary: int, dtype: torch.dtype) -> graphs.Limits:
-    """Return how many decode steps an engine may record."""
-    sizes = graph_sizes(max_running)
-    return graphs.Limits(_WIDTHS * len(sizes), 2 << 30)
+def graph_limits(max_running: int, size: int) -> graphs.Limits:
+    """Return how many decode steps an engine may record in so many bytes."""
+    return graphs.Limits(_WIDTHS * len(graph_sizes(max_running)), size)
 
 
 def spare_bytes(total: int) -> int:

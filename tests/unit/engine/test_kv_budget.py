@@ -72,7 +72,7 @@ def test_kv_has_what_is_free_after_loading_less_the_largest_step(
     """The model as the engine runs it: prepared, its layers fused where they are."""
     ready = guards.prepare(subject.model, "auto" if faster else "reference")
     card = Numbers()
-    found = kv_budget.of(subject, _CONFIG, ready, card)
+    found = kv_budget.of(subject, _CONFIG, ready, card).kv_bytes
     assert card.events == ["free", "peak"], "what was free must not lack what the step leaves in caches"
     assert found == left() - card.peaks[0]
     logits = _CONFIG.max_running * subject.vocabulary * 4
@@ -98,20 +98,22 @@ def test_graphs_have_their_part_where_there_are_pages(tiny_path: Path, subject: 
     assert card.events == ["free", "peak", "peak"]
     expected = sizing.graph_bytes(sizing.graph_sizes(4), card.peaks[1], subject.vocabulary * 4)
     assert 0 < card.peaks[1] < card.peaks[0]
-    assert with_graphs == left() - card.peaks[0] - expected
-    assert dense > with_graphs
+    assert with_graphs == kv_budget.Budget(left() - card.peaks[0] - expected, expected)
+    assert dense.kv_bytes > with_graphs.kv_bytes
 
 
 def test_a_draft_model_has_its_kv_beside(subject: loader.Loaded) -> None:
     ready = guards.prepare(subject.model)
     drafting = replace(_CONFIG, speculate="draft", draft_model="any", draft_kv_memory_bytes=GB)
-    without, beside = (kv_budget.of(subject, config, ready, Numbers()) for config in (_CONFIG, drafting))
+    without, beside = (
+        kv_budget.of(subject, config, ready, Numbers()).kv_bytes for config in (_CONFIG, drafting)
+    )
     assert without - beside == GB
 
 
 def test_a_wish_is_granted_or_refused_with_what_is_left(subject: loader.Loaded) -> None:
     ready = guards.prepare(subject.model)
-    assert kv_budget.of(subject, replace(_CONFIG, kv_memory_bytes=GB), ready, Numbers()) == GB
+    assert kv_budget.of(subject, replace(_CONFIG, kv_memory_bytes=GB), ready, Numbers()).kv_bytes == GB
     with pytest.raises(sizing.DoesNotFit, match=r"asks for 20\.0 GB, but 14\.0 GB are left: of 23\.0 GB"):
         kv_budget.of(subject, replace(_CONFIG, kv_memory_bytes=20 * GB), ready, Numbers())
     with pytest.raises(sizing.DoesNotFit, match="nothing is left for KV"):
@@ -124,22 +126,22 @@ def test_a_team_has_what_its_smallest_card_has(
     subject: loader.Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = guards.prepare(subject.model)
-    alone = kv_budget.of(subject, _CONFIG, ready, Numbers())
+    alone = kv_budget.of(subject, _CONFIG, ready, Numbers()).kv_bytes
 
     class Team:
         def least(self, value: int) -> int:
             return value - 3 * GB
 
     monkeypatch.setattr(parallel, "current", Team)
-    assert kv_budget.of(subject, _CONFIG, ready, Numbers()) == alone - 3 * GB
+    assert kv_budget.of(subject, _CONFIG, ready, Numbers()).kv_bytes == alone - 3 * GB
 
 
 def test_on_a_cpu_it_is_a_share_of_what_is_free(subject: loader.Loaded) -> None:
     ready = guards.prepare(subject.model)
     assert subject.device.type == "cpu"
-    found, free = kv_budget.of(subject, _CONFIG, ready), ready.device.free_bytes()
+    found, free = kv_budget.of(subject, _CONFIG, ready).kv_bytes, ready.device.free_bytes()
     assert 0.1 * free < found < 0.5 * free
-    assert kv_budget.of(subject, replace(_CONFIG, kv_memory_bytes=12345), ready) == 12345
+    assert kv_budget.of(subject, replace(_CONFIG, kv_memory_bytes=12345), ready).kv_bytes == 12345
 
 
 def test_the_profile_leaves_an_engine_that_says_the_same(subject: loader.Loaded) -> None:
@@ -158,7 +160,7 @@ def test_an_engine_that_has_no_room_says_what_would_fit(
 ) -> None:
     measured = kv_budget.of
 
-    def on_a_card(loaded: loader.Loaded, config: EngineConfig, ready: Any) -> int:
+    def on_a_card(loaded: loader.Loaded, config: EngineConfig, ready: Any) -> kv_budget.Budget:
         return measured(loaded, config, ready, Numbers(free=GB // 2))
 
     monkeypatch.setattr(kv_budget, "of", on_a_card)
