@@ -90,7 +90,6 @@ def test_a_step_that_is_out_of_memory_is_tried_again_with_less(qwen3: Subject, o
 
 def test_prefixes_come_back_from_host_memory(qwen3: Subject, open_engine: Open) -> None:
     """The pool holds one of two prompts: asked for in turn, each is computed once."""
-    subjects.needs("kv_host_bytes")
     token_bytes = 4 * 2 * 2 * 64 * 2
     asked = [subjects.requests(logprobs=0)[number] for number in (5, 9)]
     engine = open_engine(qwen3, kv_memory_bytes=4 * 256 * token_bytes, kv_host_bytes=64 << 20)

@@ -76,6 +76,7 @@ class Admission:
             for node in nodes:
                 node.kv = sequence.slot.run(node.start - sequence.own_start, len(node.tokens))
                 node.computed = len(node.tokens)
+                self._trie.forget_hosted(node)
         else:
             self._keep_copies(sequence, nodes)
         self._trie.unpin(end)
@@ -108,7 +109,7 @@ class Admission:
         """
         own = len(sequence.tokens)
         for node in sequence.node.upwards():
-            if node.users > 1 or node.kv is not None:
+            if node.users > 1 or node.kv is not None or node.host is not None:
                 break
             own = node.start
         last = sequence.node
@@ -201,11 +202,23 @@ class PagedAdmission(Admission):
         other = _who_computed(node, running)
         if other is None:
             node.kv = self._memory.run(node.start, len(node.tokens))
+            self._restore(node, node.kv)
             return
         assert isinstance(other.slot, pages.Slot)
         # Both may compute and write the rest of its tokens: the same numbers.
         node.kv = other.slot.run(node.start - other.own_start, len(node.tokens))
         node.computed = min(other.computed, _until(node)) - node.start
+        self._trie.forget_hosted(node)
+
+    def _restore(self, node: prefix.Node, run: pages.Run) -> None:
+        """Copy back what host memory has of a node."""
+        if node.host is None or self._memory.host is None:
+            return
+        until = node.end if node.logits is not None else _until(node)
+        node.computed = min(node.host.tokens, until - node.start)
+        self._memory.host.restore(node.host, run, node.computed)
+        self._stats.prefix_tokens_restored += node.computed
+        self._trie.forget_hosted(node)
 
     def _keeps_in_place(self, slot: Any, tokens: int) -> bool:
         return True

@@ -2,6 +2,7 @@
 whole device, except for a recording and for `free_bytes`.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.engine import ring
+from worker.engine import arena, ring
 
+_PORTABLE = 1
+"""cudaHostRegisterPortable: locked for all cards."""
 _WARM_UPS = 2
 """Before a recording: libraries allocate and choose kernels in the first run, and compilers in the second."""
 
@@ -45,6 +48,14 @@ class CudaDevice:
 
     def fetch(self, values: Tensor) -> "_Fetch":
         return _Fetch(values)
+
+    def pinned(self, size: int) -> Tensor:
+        """Lock pages of the system: torch's own pinned memory may be twice as much as is asked for."""
+        memory = arena.pages(size)[:size]
+        with torch.cuda.device(self.torch):
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, _PORTABLE))
+        weakref.finalize(memory, torch.cuda.cudart().cudaHostUnregister, memory.data_ptr()).atexit = False
+        return memory
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Record a CUDA graph. All share one pool of memory: only what they return stays apart."""

@@ -54,7 +54,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.memory = memory
-        self.trie = prefix.Trie(clock)
+        self.trie = prefix.Trie(clock, memory.host if isinstance(memory, pages.Memory) else None)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._nodes: list[prefix.Node] = []
@@ -152,7 +152,9 @@ class Scheduler:
                 chunks.append(_own_chunk(sequence, budget))
                 budget -= len(chunks[-1].tokens)
         # A full chunk is at the speed of the matrix products already: whoever decodes waits for a full batch.
+        self.trie.in_step = [(c.target, c.first) for c in chunks if isinstance(c.target, prefix.Node)]
         decode = self._with_room(self.limits.turn(decode, self.running)) if budget > 0 or not chunks else []
+        self.trie.in_step = []
         chunks = [chunk for chunk in chunks if not _was_freed(chunk)]
         return Batch(decode, chunks) if decode or chunks else None
 
