@@ -1,5 +1,6 @@
 """Which waiting requests join the running ones: as many as memory holds at the outputs that are expected."""
 
+from itertools import pairwise
 from typing import Any
 
 from worker.engine import kv, lengths, pages, prefix
@@ -39,8 +40,7 @@ class Admission:
                 return None
             if not self._make_room(missing, own, nodes, running):
                 return self.try_admit(sequence, running) if self._forget_loose(nodes) else None
-        for node in missing:
-            self._start_node(node, running)
+        self._start_nodes(missing, running)
         if (
             sequence.cached_tokens is None
         ):  # what is missing is computed once, on account of the first to need it
@@ -136,9 +136,12 @@ class Admission:
         self, missing: list[prefix.Node], own: int, needed: list[prefix.Node], running: list[Sequence]
     ) -> bool:
         """Evict until nodes and a slot fit: first what nobody uses, then what only waiting requests will."""
-        nodes = sum(self._memory.run_tokens(node.start, len(node.tokens)) for node in missing)
         slot = self._memory.slot_tokens(own) if own else 0
-        return self._make_tokens(nodes + slot, needed, running)
+        return self._make_tokens(self._nodes_tokens(missing) + slot, needed, running)
+
+    def _nodes_tokens(self, nodes: list[prefix.Node]) -> int:
+        """Return what nodes of a path take that have nothing yet."""
+        return sum(self._memory.run_tokens(node.start, len(node.tokens)) for node in nodes)
 
     def _make_tokens(self, tokens: int, needed: list[prefix.Node], running: list[Sequence]) -> bool:
         while not self._evict_for(tokens):
@@ -164,12 +167,13 @@ class Admission:
                 slot.copy(node.start - sequence.own_start, node.kv, node.computed)
         return slot
 
-    def _start_node(self, node: prefix.Node, running: list[Sequence]) -> None:
-        """Give a node memory, and what a running request has computed of these tokens as its own."""
-        node.kv = self._memory.run(node.start, len(node.tokens))
-        other = _who_computed(node, running)
-        if other is not None:
-            self._copy_from(other, node, _until(node))
+    def _start_nodes(self, nodes: list[prefix.Node], running: list[Sequence]) -> None:
+        """Give nodes of a path memory, and what a running request has computed of these tokens as its own."""
+        for node in nodes:
+            node.kv = self._memory.run(node.start, len(node.tokens))
+            other = _who_computed(node, running)
+            if other is not None:
+                self._copy_from(other, node, _until(node))
 
     def _keeps_in_place(self, slot: Any, tokens: int) -> bool:
         """Tell whether a slot goes to the trie as it is when so many of its tokens do."""
@@ -198,17 +202,35 @@ class PagedAdmission(Admission):
         runs = [node.kv for node in nodes if isinstance(node.kv, pages.Run)]
         return self._memory.slot(sequence.own_start, own, runs)
 
-    def _start_node(self, node: prefix.Node, running: list[Sequence]) -> None:
-        other = _who_computed(node, running)
-        if other is None:
-            node.kv = self._memory.run(node.start, len(node.tokens))
-            self._restore(node, node.kv)
-            return
-        assert isinstance(other.slot, pages.Slot)
-        # Both may compute and write the rest of its tokens: the same numbers.
-        node.kv = other.slot.run(node.start - other.own_start, len(node.tokens))
-        node.computed = min(other.computed, _until(node)) - node.start
-        self._trie.forget_hosted(node)
+    def _forget_loose(self, nodes: list[prefix.Node]) -> bool:
+        """Give back needed KV: what is on pages of its own fits on fewer, one node after the other."""
+        held = [node for node in nodes if node.kv is not None]
+        for node in held:
+            self._trie.move_out(node)
+        return bool(held)
+
+    def _nodes_tokens(self, nodes: list[prefix.Node]) -> int:
+        size = self._memory.page_tokens
+        inside = [b for a, b in pairwise(nodes) if b.parent is a and b.start % size]
+        return super()._nodes_tokens(nodes) - len(inside) * size
+
+    def _start_nodes(self, nodes: list[prefix.Node], running: list[Sequence]) -> None:
+        last: tuple[prefix.Node, pages.Run] | None = None
+        for node in nodes:
+            other = _who_computed(node, running)
+            if other is None:
+                # Nobody else goes on where the last one ends: it was started just now.
+                before = last[1] if last is not None and last[0] is node.parent else None
+                run = node.kv = self._memory.run(node.start, len(node.tokens), before)
+                self._restore(node, run)
+                last = node, run
+                continue
+            assert isinstance(other.slot, pages.Slot)
+            # Both may compute and write the rest of its tokens: the same numbers.
+            node.kv = other.slot.run(node.start - other.own_start, len(node.tokens))
+            node.computed = min(other.computed, _until(node)) - node.start
+            self._trie.forget_hosted(node)
+            last = None
 
     def _restore(self, node: prefix.Node, run: pages.Run) -> None:
         """Copy back what host memory has of a node."""

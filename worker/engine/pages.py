@@ -205,9 +205,13 @@ class Memory(Counted):
         """Return the position from which on a sequence has pages to itself, if its own tokens begin there."""
         return own_first // self.page_tokens * self.page_tokens
 
-    def run(self, start: int, tokens: int) -> Run:
-        """Return a run on pages of its own."""
-        return Run(self, self.take(self.run_tokens(start, tokens) // self.page_tokens), start, tokens)
+    def run(self, start: int, tokens: int, before: Run | None = None) -> Run:
+        """Return a run on pages of its own; it begins on the last one of `before`, after which it comes, if
+        that does not end with it.
+        """
+        first = self.retain(before.pages[-1:]) if before is not None and start % self.page_tokens else []
+        count = self.run_tokens(start, tokens) // self.page_tokens - len(first)
+        return Run(self, first + self.take(count), start, tokens)
 
     def slot(self, start: int, tokens: int, prefix: Sequence[Run]) -> Slot:
         """Return a slot for at least so many own tokens from `start` on, behind the runs of a path."""

@@ -162,7 +162,7 @@ class Trie:
         node = next((node for node in self._idle if not _has_kv_below(node)), None)
         if node is None:
             return False
-        self._move_out(node)
+        self.move_out(node)
         self._remove_empty(node)
         return True
 
@@ -174,7 +174,7 @@ class Trie:
         while todo:
             node = todo.pop()
             if node.kv is not None and node not in used:
-                self._move_out(node)
+                self.move_out(node)
                 return True
             todo.extend(node.children.values())
         return False
@@ -209,7 +209,7 @@ class Trie:
                 if node in held and not node.children:
                     self._remove(node)
 
-    def _move_out(self, node: Node) -> None:
+    def move_out(self, node: Node) -> None:
         """Free the KV of a node, which host memory takes if it has room."""
         logits, tokens = node.logits, self._written(node)
         if self._host is not None and tokens and self._make_room(self._host, node, tokens):

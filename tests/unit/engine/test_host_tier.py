@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.engine.conftest import request
-from tests.unit.engine.hashing_pages import PAGE_TOKENS
 from tests.unit.engine.late_device import LateDevice
 from tests.unit.engine.test_paged_schedule import PAGE_BYTES, open_paged
 from tests.unit.engine.test_scheduler import check, distinct_tokens, expected, requests_of
@@ -17,7 +16,7 @@ from worker.engine import Request, device, host_tier, kv, loader, pages
 LAYOUT = kv.Layout(((1, 2, 2), (2, 4, 4)), torch.float64, torch.device("cpu"))
 
 
-@given(requests_of(), st.integers(14, 30), st.integers(1, 30), st.integers(1, 9), st.integers(0, 1 << 32))
+@given(requests_of(), st.integers(9, 30), st.integers(1, 30), st.integers(1, 9), st.integers(0, 1 << 32))
 @settings(max_examples=150, deadline=None)
 def test_adding_cancelling_forgetting_and_little_memory_change_no_output(
     tiny_loaded: loader.Loaded, requests: list[Request], card: int, host: int, chunk: int, seed: int
