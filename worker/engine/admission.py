@@ -3,7 +3,10 @@
 from itertools import pairwise
 from typing import Any
 
-from worker.engine import kv, lengths, pages, prefix
+import numpy as np
+
+from worker.engine import kv, lengths, long_slot, pages, prefix
+from worker.engine.long_slot import LongSlot
 from worker.engine.sequence import Sequence
 from worker.engine.types import Stats
 
@@ -39,7 +42,9 @@ class Admission:
             if running:
                 return None
             if not self._make_room(missing, own, nodes, running):
-                return self.try_admit(sequence, running) if self._forget_loose(nodes) else None
+                if self._forget_loose(nodes):
+                    return self.try_admit(sequence, running)
+                return self._admit_alone(sequence)
         self._start_nodes(missing, running)
         if (
             sequence.cached_tokens is None
@@ -59,6 +64,12 @@ class Admission:
         if not self._make_tokens(self._memory.growth_tokens(sequence.slot), [], running):
             return False
         sequence.slot = sequence.slot.grown()
+        return True
+
+    def reserve(self, sequence: Sequence, end: int) -> bool:
+        """Make room for what a sequence computes next, its tokens before position `end`; False when there is
+        none.
+        """
         return True
 
     def keep(self, sequence: Sequence) -> None:
@@ -101,6 +112,10 @@ class Admission:
         for node in loose:
             self._trie.forget(node)
         return bool(loose)
+
+    def _admit_alone(self, sequence: Sequence) -> list[prefix.Node] | None:
+        """Admit a sequence that does not fit with what it shares, while nothing runs."""
+        return None
 
     def _own_first(self, sequence: Sequence) -> int:
         """Return where the tokens begin that no other known request has, or that must be computed again.
@@ -194,6 +209,66 @@ class PagedAdmission(Admission):
     """
 
     _memory: pages.Memory
+
+    def try_admit(self, sequence: Sequence, running: list[Sequence]) -> list[prefix.Node] | None:
+        if any(isinstance(other.slot, LongSlot) for other in running):
+            return None
+        return super().try_admit(sequence, running)
+
+    def grow(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        if isinstance(sequence.slot, LongSlot):
+            return self.reserve(sequence, sequence.computed + 1)
+        return super().grow(sequence, running)
+
+    def reserve(self, sequence: Sequence, end: int) -> bool:
+        """See Admission. Who runs alone has its oldest pages go to host memory."""
+        slot = sequence.slot
+        if not isinstance(slot, LongSlot):
+            return True
+        missing = slot.missing(end)
+        while missing > self._memory.free_pages and (self._trie.evict() or self._trie.reclaim(set())):
+            pass
+        moving = missing - self._memory.free_pages
+        if moving > 0:
+            host = self._memory.host
+            if host is None or moving > slot.movable(sequence.computed) or not self._trie.make_room(moving):
+                return False
+            slot.move_out(moving)
+        if missing > 0:
+            slot.table = np.append(slot.table, np.array(self._memory.take(missing), dtype=np.int32))
+        return True
+
+    def keep(self, sequence: Sequence) -> None:
+        if not isinstance(sequence.slot, LongSlot):
+            super().keep(sequence)
+
+    def _admit_alone(self, sequence: Sequence) -> list[prefix.Node] | None:
+        """Give a sequence pages that it shares with nobody, some of them maybe in host memory."""
+        memory, host = self._memory, self._memory.host
+        most = sequence.prompt_length + sequence.row.max_tokens
+        windows = [window for window in (host.windows if host is not None else []) if window < most]
+        fits = memory.pool.pages - 1
+        if host is not None and host.streams:
+            fits = long_slot.longest(fits, host.pages)
+        if len(sequence.tokens) + 1 > fits * memory.page_tokens:
+            return None
+        while self._trie.evict() or self._trie.reclaim(set()):
+            pass
+        slot = LongSlot(memory, most, max(windows, default=0))
+        if not slot.most_tokens:
+            slot.release()
+            return None
+        self._part_from_others(sequence)
+        sequence.own_start = sequence.own_first = sequence.computed = 0
+        sequence.cached_tokens = sequence.cached_tokens or 0
+        sequence.slot = slot
+        return []
+
+    def _part_from_others(self, sequence: Sequence) -> None:
+        shared, sequence.root = sequence.node, f"{sequence.root}\0{sequence.row.id}"
+        sequence.node = self._trie.insert(sequence.root, sequence.tokens)
+        self._trie.pin(sequence.node)
+        self._trie.unpin(shared)
 
     def _slot_start(self, sequence: Sequence) -> int:
         return self._memory.slot_start(sequence.own_first)

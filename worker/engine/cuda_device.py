@@ -31,6 +31,7 @@ class CudaDevice:
         self.torch = device
         self.buffers = ring.Ring(_Pinned)
         self._stream: torch.cuda.Stream | None = None
+        self._copying: torch.cuda.Stream | None = None
         self._pool: Any = None
 
     def stage(self, values: NDArray[Any]) -> Tensor:
@@ -56,6 +57,17 @@ class CudaDevice:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, _PORTABLE))
         weakref.finalize(memory, torch.cuda.cudart().cudaHostUnregister, memory.data_ptr()).atexit = False
         return memory
+
+    def beside(self, copies: Callable[[], None]) -> Callable[[], None]:
+        with torch.cuda.device(self.torch):
+            current = torch.cuda.current_stream()
+            if self._copying is None:
+                self._copying = torch.cuda.Stream()
+            self._copying.wait_stream(current)
+            with torch.cuda.stream(self._copying):
+                copies()
+            done = self._copying.record_event()
+        return lambda: current.wait_event(done)
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Record a CUDA graph. All share one pool of memory: only what they return stays apart."""

@@ -47,6 +47,12 @@ class Device(Protocol):
         """
         ...
 
+    def beside(self, copies: Callable[[], None]) -> Callable[[], None]:
+        """Launch copies after all that was launched before, and beside what is launched next; return what
+        makes everything that is launched after it wait for them.
+        """
+        ...
+
     def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Run once what has no effect but on tensors, record it, and return what repeats it, and the tensor
         that a repetition fills.
@@ -74,6 +80,10 @@ class Host:
 
     def pinned(self, size: int) -> Tensor:
         return arena.pages(size)[:size]
+
+    def beside(self, copies: Callable[[], None]) -> Callable[[], None]:
+        copies()
+        return lambda: None
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         result = run()

@@ -22,15 +22,21 @@ MOST_PAGES = 24
 class HostTier(pages.Counted):
     """Pages of host memory: how many hold on to each, and what moves them.
 
-    `evictions` counts prefixes that made room for others.
+    `evictions` counts prefixes that made room for others. `windows` are those of the model's layers. A step
+    can read what is here if it `streams`: not in a team, whose other ranks know no more than its tensors.
     """
 
     def __init__(self, memory: pages.Memory, size: int, here: device.Device) -> None:
         self.pages = size // memory.page_bytes
         super().__init__(range(self.pages), memory.page_tokens)
         self.page_bytes = memory.page_bytes
-        self.mover = mover(memory.pool, self.pages, here)
+        self.pool = host_pool(memory.pool, self.pages, here)
+        self.mover = mover(memory.pool, self.pool, here)
         self.evictions = 0
+        self.streams = True
+        self.windows: list[int] = []
+        self._device_pool = memory.pool
+        self._here = here
 
     @property
     def used(self) -> int:
@@ -43,14 +49,34 @@ class HostTier(pages.Counted):
 
     def store(self, run: pages.Run, tokens: int) -> pages.Run:
         """Return a copy of the first tokens of a run."""
-        kept = self.take(self.pages_for(run.start, tokens))
-        self._move(True, run.pages[: len(kept)], kept)
+        kept = self.store_pages(run.pages[: self.pages_for(run.start, tokens)])
         return pages.Run(self, kept, run.start, tokens)
+
+    def store_pages(self, device_pages: list[int]) -> list[int]:
+        """Return copies of pages."""
+        kept = self.take(len(device_pages))
+        self._move(True, device_pages, kept)
+        return kept
 
     def restore(self, kept: pages.Run, run: pages.Run, tokens: int) -> None:
         """Copy the first tokens that are kept to a run which begins where they do."""
         count = self.pages_for(run.start, tokens) if tokens else 0
         self._move(False, run.pages[:count], kept.pages[:count])
+
+    def bring(self, layer: int, host_pages: list[int], device_pages: list[int]) -> Callable[[], None]:
+        """Begin to copy a layer's keys and values, beside what is launched next; return what makes everything
+        that is launched after it wait for them.
+        """
+
+        def copy() -> None:
+            for kept, target in (
+                (self.pool.keys[layer], self._device_pool.keys[layer]),
+                (self.pool.values[layer], self._device_pool.values[layer]),
+            ):
+                for source, page, count in _common_runs(host_pages, device_pages):
+                    target[page : page + count].copy_(kept[source : source + count], non_blocking=True)
+
+        return self._here.beside(copy)
 
     def _move(self, out: bool, device_pages: list[int], host_pages: list[int]) -> None:
         for first in range(0, len(host_pages), MOST_PAGES):
@@ -58,9 +84,8 @@ class HostTier(pages.Counted):
             self.mover(out, device_pages[first:last], host_pages[first:last])
 
 
-def mover(pool: pages.Pool, count: int, here: device.Device) -> Mover:
-    """Return what moves pages between a pool and so many pages of host memory, which it takes."""
-    host = host_pool(pool, count, here)
+def mover(pool: pages.Pool, host: pages.Pool, here: device.Device) -> Mover:
+    """Return what moves pages between two pools, of a device and of host memory."""
 
     def move(out: bool, device_pages: list[int], host_pages: list[int]) -> None:
         at = here.stage(np.array(device_pages, dtype=np.int64))
@@ -104,3 +129,10 @@ def _runs(host_pages: list[int]) -> Iterator[tuple[int, int, int]]:
         if last == len(host_pages) or host_pages[last] != host_pages[last - 1] + 1:
             yield first, last, host_pages[first]
             first = last
+
+
+def _common_runs(host_pages: list[int], device_pages: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield (host page, device page, how many) of what follows each other on both sides."""
+    for first, last, source in _runs(host_pages):
+        for begin, end, page in _runs(device_pages[first:last]):
+            yield source + begin, page, end - begin

@@ -101,6 +101,7 @@ class ParallelRunner:
                 raise OutOfStep(f"{type(error).__name__} in a move that the other ranks make") from error
 
         tier.mover = move
+        tier.streams = False
         memory.host = tier
 
     def close(self) -> None:
@@ -144,6 +145,8 @@ def add_host(leader: runner.Runner, memory: runner.Memory, size: int) -> None:
         leader.add_host(memory, size)
     else:
         memory.host = host_tier.HostTier(memory, size, leader.device)
+        scorings = leader.scorings if isinstance(leader, runner.ModelRunner) else []
+        memory.host.windows = [each.window for each in scorings if each.window is not None]
 
 
 def follow(ready: runner.ModelRunner, team: parallel.Team) -> None:
@@ -161,7 +164,7 @@ def follow(ready: runner.ModelRunner, team: parallel.Team) -> None:
             pool = mover = None  # give their memory back first
             pool = pages.Pool(ready.layout, count, page_tokens)
         if order == Order.HOST:
-            mover = host_tier.mover(pool, values, ready.device)
+            mover = host_tier.mover(pool, host_tier.host_pool(pool, values, ready.device), ready.device)
         if order == Order.MOVE:
             assert mover is not None
             moving, *moved = numbers

@@ -185,6 +185,11 @@ class Memory(Counted):
             self.copies.pop(page, None)
         return taken
 
+    @property
+    def streams(self) -> bool:
+        """Whether steps can read what is in host memory."""
+        return self.host is not None and self.host.streams
+
     def fits(self, tokens: int) -> bool:
         """Tell whether so many more tokens fit, a multiple of `page_tokens`."""
         return tokens <= len(self._free) * self.page_tokens

@@ -170,14 +170,11 @@ class Trie:
         """Free the KV of one node that none of `used` is and only waiting requests will need; they compute it
         again, or take it from host memory.
         """
-        todo = list(self._roots.values())
-        while todo:
-            node = todo.pop()
-            if node.kv is not None and node not in used:
-                self.move_out(node)
-                return True
-            todo.extend(node.children.values())
-        return False
+        node = next((node for node in self._all() if node.kv is not None and node not in used), None)
+        if node is None:
+            return False
+        self.move_out(node)
+        return True
 
     def forget(self, node: Node) -> None:
         """Give the KV of a node back; who needs it computes it again."""
@@ -212,9 +209,10 @@ class Trie:
     def move_out(self, node: Node) -> None:
         """Free the KV of a node, which host memory takes if it has room."""
         logits, tokens = node.logits, self._written(node)
-        if self._host is not None and tokens and self._make_room(self._host, node, tokens):
+        host = self._host
+        if host is not None and tokens and self._make_room(host, host.pages_for(node.start, tokens)):
             assert isinstance(node.kv, pages.Run)
-            node.host = self._host.store(node.kv, tokens)
+            node.host = host.store(node.kv, tokens)
             if not node.users:
                 self._hosted[node] = None
         self.forget(node)
@@ -226,8 +224,28 @@ class Trie:
         firsts = [first for target, first in self.in_step if node in target.upwards()]
         return max(0, min([node.computed, *(first - node.start for first in firsts)]))
 
-    def _make_room(self, host: "host_tier.HostTier", node: Node, tokens: int) -> bool:
-        count = host.pages_for(node.start, tokens)
+    def make_room(self, count: int) -> bool:
+        """Drop from host memory until so many pages are free there, also what somebody waits for; False when
+        that is not enough.
+        """
+        if self._host is None:
+            return False
+        if self._make_room(self._host, count):
+            return True
+        for node in self._all():
+            if count <= self._host.free_pages:
+                break
+            self.forget_hosted(node)
+        return count <= self._host.free_pages
+
+    def _all(self) -> Iterator[Node]:
+        todo = list(self._roots.values())
+        while todo:
+            node = todo.pop()
+            yield node
+            todo.extend(node.children.values())
+
+    def _make_room(self, host: "host_tier.HostTier", count: int) -> bool:
         if count > host.pages:
             return False
         while count > host.free_pages:
