@@ -230,8 +230,7 @@ class PagedAdmission(Admission):
             pass
         moving = missing - self._memory.free_pages
         if moving > 0:
-            host = self._memory.host
-            if host is None or moving > slot.movable(sequence.computed) or not self._trie.make_room(moving):
+            if not slot.staging or not self._trie.make_room(moving):
                 return False
             slot.move_out(moving)
         if missing > 0:

@@ -53,7 +53,9 @@ class LongSlot(pages.Slot):
 
     @property
     def most_tokens(self) -> int:
-        """How many tokens may be computed at once: what they see in a window stays on the device, too."""
+        """How many tokens may be computed at once: what they see in a window stays on the device, too, and
+        they may begin inside a page.
+        """
         behind = max(0, self.window - 1) if self.staging else 0
         return max(0, (self.room - bool(self.staging)) * self.memory.page_tokens - behind)
 
@@ -61,14 +63,10 @@ class LongSlot(pages.Slot):
         """Return how many pages more the tokens before position `end` take."""
         return -(-end // self.memory.page_tokens) - len(self.table)
 
-    def movable(self, first: int) -> int:
-        """Return how many pages may go when the tokens from position `first` on are computed next."""
-        if not self.staging:
-            return 0
-        return max(0, first - max(0, self.window - 1)) // self.memory.page_tokens - self.moved
-
     def move_out(self, count: int) -> None:
-        """Give so many of its oldest pages to host memory, which must have room for them."""
+        """Give so many of its oldest pages to host memory, which must have room for them. While no more than
+        `most_tokens` come at once, these are full, and before every window.
+        """
         assert self.memory.host is not None
         oldest = self.table[self.moved : self.moved + count]
         self.hosted += self.memory.host.store_pages(oldest.tolist())

@@ -11,7 +11,7 @@ from tests.unit.engine.conftest import request
 from tests.unit.engine.late_device import LateDevice
 from tests.unit.engine.test_paged_schedule import PAGE_BYTES, open_paged
 from tests.unit.engine.test_scheduler import check, distinct_tokens, expected, requests_of
-from worker.engine import Request, device, host_tier, kv, loader, pages
+from worker.engine import Request, device, host_tier, kv, loader, pages, prefix
 
 LAYOUT = kv.Layout(((1, 2, 2), (2, 4, 4)), torch.float64, torch.device("cpu"))
 
@@ -188,3 +188,22 @@ def test_moves_are_in_order_on_a_device_that_does_everything_late() -> None:
         restore(3)
     assert ("wait", 0) not in late.events
     assert [np.unique(fetch.wait()).tolist() for fetch in fetched] == [[1], [2], [3]]
+
+
+def test_what_a_step_has_yet_to_compute_is_not_kept() -> None:
+    memory = pages.Memory(LAYOUT, 10 * 4 * LAYOUT.token_bytes, page_tokens=4)
+    tier = host_tier.HostTier(memory, 10 * memory.page_bytes, device.Host())
+    trie = prefix.Trie(host=tier)
+    node = trie.insert("", list(range(20)))
+    trie.pin(node)
+    node.kv, node.computed = memory.run(0, 20), 12
+    trie.in_step = [(node, 9)]
+    upper = trie.split(node, 6)
+    assert trie.reclaim(set())
+    assert trie.reclaim(set())
+    assert [each.host.tokens if each.host else 0 for each in (upper, node)] == [6, 3]
+    assert trie.split(node, 5).host is not None
+    assert node.host is None
+    trie.unpin(node)
+    trie.clear()
+    assert tier.used == memory.used == 0

@@ -98,3 +98,12 @@ def test_a_run_may_begin_on_the_last_page_of_the_one_before() -> None:
     before.release()
     after.release()
     assert m.free_pages == 10 - 3
+
+
+def test_nothing_is_copied_to_a_page_that_was_taken_since() -> None:
+    m = memory()
+    run = m.run(0, 4)
+    m.copies = {run.pages[0]: (9, 2)}
+    run.release()
+    assert run.pages == m.take(1)
+    assert m.copies == {}
