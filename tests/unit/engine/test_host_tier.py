@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.conftest import request
 from tests.unit.engine.late_device import LateDevice
-from tests.unit.engine.test_paged_schedule import PAGE_BYTES, open_paged
-from tests.unit.engine.test_scheduler import check, distinct_tokens, expected, requests_of
+from tests.unit.engine.test_scheduler import (
+    PAGE_BYTES,
+    check,
+    distinct_tokens,
+    expected,
+    open_paged,
+    requests_of,
+)
 from worker.engine import Request, device, host_tier, kv, loader, pages, prefix
 
 LAYOUT = kv.Layout(((1, 2, 2), (2, 4, 4)), torch.float64, torch.device("cpu"))

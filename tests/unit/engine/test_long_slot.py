@@ -12,8 +12,7 @@ from tests.unit.engine.conftest import request
 from tests.unit.engine.exactness import Schedule
 from tests.unit.engine.hashing_pages import PAGE_TOKENS
 from tests.unit.engine.test_paged_exactness import subject
-from tests.unit.engine.test_paged_schedule import PAGE_BYTES, open_paged
-from tests.unit.engine.test_scheduler import check, expected
+from tests.unit.engine.test_scheduler import PAGE_BYTES, check, expected, open_paged
 from worker.engine import Request, device, loader, long_slot
 from worker.engine.fast import FastEngine
 
@@ -52,7 +51,7 @@ def test_a_context_several_times_the_pool_is_equal_to_generate(
         request("short", prompt[:20], max_tokens=5, ignore_eos=True),
     ]
     done = Schedule().run(engine, asked)
-    assert exactness.tokens_of(done) == exactness.wanted(name, asked)
+    exactness.check(name, asked, exactness.tokens_of(done))
     assert max(pieces) >= 2
     assert engine.stats.preemptions == 0
 
@@ -72,7 +71,7 @@ def test_a_piece_may_come_as_late_as_it_is_waited_for(open_subject: exactness.Op
     engine._memory.host._here = LateCopies()  # type: ignore[union-attr]
     pieces = watch(engine)
     asked = [request("long", _PROMPT[:110], max_tokens=12, ignore_eos=True)]
-    assert exactness.tokens_of(Schedule().run(engine, asked)) == exactness.wanted("llama", asked)
+    exactness.check("llama", asked, exactness.tokens_of(Schedule().run(engine, asked)))
     assert max(pieces) >= 2
 
 
