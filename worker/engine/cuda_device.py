@@ -55,7 +55,7 @@ class CudaDevice:
         memory = arena.pages(size)[:size]
         with torch.cuda.device(self.torch):
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, _PORTABLE))
-        weakref.finalize(memory, torch.cuda.cudart().cudaHostUnregister, memory.data_ptr()).atexit = False
+        weakref.finalize(memory, _unlock, memory.data_ptr(), self.torch).atexit = False
         return memory
 
     def beside(self, copies: Callable[[], None]) -> Callable[[], None]:
@@ -109,6 +109,11 @@ class CudaDevice:
             for _ in range(_WARM_UPS):
                 run()
         current.wait_stream(stream)
+
+
+def _unlock(address: int, device: torch.device) -> None:
+    torch.cuda.synchronize(device)  # copies may be on their way
+    torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))
 
 
 class _Pinned:

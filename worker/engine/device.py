@@ -43,7 +43,7 @@ class Device(Protocol):
 
     def pinned(self, size: int) -> Tensor:
         """Return so many bytes of host memory [size] uint8 that copies to and from the device do not wait
-        for.
+        for. It is that as long as this very tensor is held: its views do not keep it.
         """
         ...
 

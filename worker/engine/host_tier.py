@@ -98,7 +98,8 @@ def mover(pool: pages.Pool, host: pages.Pool, here: device.Device) -> Mover:
 def host_pool(pool: pages.Pool, count: int, here: device.Device) -> pages.Pool:
     """Return as many pages of host memory, laid out as those of a pool."""
     layout = pool.layout
-    flat = here.pinned(count * pool.page_tokens * layout.token_bytes).view(layout.dtype)
+    memory = here.pinned(count * pool.page_tokens * layout.token_bytes)
+    flat = memory.view(layout.dtype)
     taken = 0
 
     def take(shape: tuple[int, ...]) -> Tensor:
@@ -106,7 +107,9 @@ def host_pool(pool: pages.Pool, count: int, here: device.Device) -> pages.Pool:
         first, taken = taken, taken + int(np.prod(shape))
         return flat[first:taken].view(shape)
 
-    return pages.Pool(layout, count, pool.page_tokens, take)
+    made = pages.Pool(layout, count, pool.page_tokens, take)
+    made.memory = memory
+    return made
 
 
 def _move_out(layer: Tensor, at: Tensor, kept: Tensor, host_pages: list[int]) -> None:

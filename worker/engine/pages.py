@@ -29,6 +29,9 @@ class Pool:
     layout's device).
     """
 
+    memory: Tensor | None = None
+    """What all of them lie in and which must be held, if there is such."""
+
     def __init__(
         self,
         layout: kv.Layout,

@@ -1,5 +1,7 @@
 """KV that goes to host memory and comes back: any schedule is exact, budgets are kept, nothing stays."""
 
+import gc
+import weakref
 from random import Random
 
 import numpy as np
@@ -213,3 +215,25 @@ def test_what_a_step_has_yet_to_compute_is_not_kept() -> None:
     trie.unpin(node)
     trie.clear()
     assert tier.used == memory.used == 0
+
+
+def test_host_memory_is_held_as_long_as_its_pages_are() -> None:
+    lost = []
+
+    class Noting(device.Host):
+        def pinned(self, size: int) -> torch.Tensor:
+            memory = super().pinned(size)
+            weakref.finalize(memory, lost.append, size)
+            return memory
+
+    memory = pages.Memory(LAYOUT, 10 * 4 * LAYOUT.token_bytes, page_tokens=4)
+    tier = host_tier.HostTier(memory, 7 * memory.page_bytes, Noting())
+    move = tier.mover
+    gc.collect()
+    assert not lost
+    del tier
+    move(True, [1], [6])
+    assert not lost
+    del move
+    gc.collect()
+    assert lost == [7 * memory.page_bytes]
