@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
