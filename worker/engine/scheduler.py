@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from worker.engine import kv, lengths, long_slot, pages, prefix, queue_delay
-from worker.engine.admission import Admission, PagedAdmission
+from worker.engine.admission import Admission
+from worker.engine.paged_admission import PagedAdmission
 from worker.engine.rows import RowState
 from worker.engine.sequence import Sequence, distinct_tokens
 from worker.engine.step_limits import StepLimits
