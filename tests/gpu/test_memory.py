@@ -4,12 +4,13 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.gpu import subjects
 from tests.gpu.subjects import Subject
-from worker.engine import EngineConfig, footprint, pages, runner, sizing
+from worker.engine import EngineConfig, Request, Sampling, cuda_device, footprint, pages, runner, sizing
 from worker.engine.fast import FastEngine
 
 Open = Callable[..., FastEngine]
@@ -90,7 +91,6 @@ def test_a_step_that_is_out_of_memory_is_tried_again_with_less(qwen3: Subject, o
 
 def test_prefixes_come_back_from_host_memory(qwen3: Subject, open_engine: Open) -> None:
     """The pool holds one of two prompts: asked for in turn, each is computed once."""
-    subjects.needs("kv_host_bytes")
     token_bytes = 4 * 2 * 2 * 64 * 2
     asked = [subjects.requests(logprobs=0)[number] for number in (5, 9)]
     engine = open_engine(qwen3, kv_memory_bytes=4 * 256 * token_bytes, kv_host_bytes=64 << 20)
@@ -101,3 +101,71 @@ def test_prefixes_come_back_from_host_memory(qwen3: Subject, open_engine: Open) 
         computed.append(engine.stats.prefill_tokens_computed - before)
     assert max(computed[2:]) < 300, f"computed again: {computed}"
     subjects.check(qwen3, asked, done)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+def test_a_context_beyond_the_pool_is_read_from_host_memory(
+    name: str, device: torch.device, open_engine: Open
+) -> None:
+    """Eight pages in a pool of five, two of which are for what comes back; mistral has a window."""
+    subject = subjects.subject(name, device)
+    page = 256 * 4 * 2 * 2 * 64 * 2
+    engine = open_engine(subject, kv_memory_bytes=5 * page, kv_host_bytes=20 * page)
+    prompt = [(7 * i + i // 300) % subjects.VOCABULARY for i in range(1900)]
+    fields = {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
+    asked = [Request(str(i), prompt[i:], Sampling(**fields)) for i in range(2)]
+    streamed = 0
+    pack = engine._pack
+
+    def packed(batch: Any) -> Any:
+        nonlocal streamed
+        made = pack(batch)
+        streamed += made.step.streamed is not None  # type: ignore[union-attr]
+        return made
+
+    engine._pack = packed  # type: ignore[assignment]
+    done = subjects.run(engine, asked)
+    assert streamed >= 2 * 24
+    assert engine.stats.kv_host_bytes_in_use == 0
+    subjects.check(subject, asked, done)
+
+
+def test_pinned_memory_is_given_back(card: torch.device) -> None:
+    here = cuda_device.CudaDevice(card)
+    memory = here.pinned((3 << 20) + 5)
+    view = memory[100:]
+    assert memory.nbytes == (3 << 20) + 5
+    assert view.is_pinned()
+    del memory
+    assert not view.is_pinned()
+
+
+def test_pages_of_host_memory_are_pinned(card: torch.device, qwen3: Subject, open_engine: Open) -> None:
+    engine = open_engine(qwen3, kv_host_bytes=64 << 20)
+    assert isinstance(engine._memory, pages.Memory)
+    assert engine._memory.host is not None
+    gc.collect()
+    assert all(layer.is_pinned() for layer in engine._memory.host.pool.tensors)
+
+
+def test_copies_beside_other_work_are_waited_for(card: torch.device) -> None:
+    """Each copy is into a buffer that what was launched before reads for long."""
+    here = cuda_device.CudaDevice(card)
+    host = here.pinned(1 << 24).view(torch.float32).view(4, -1)
+    for row in range(4):
+        host[row] = row
+    buffers = torch.zeros(2, host.shape[1], device=card)
+    seen = torch.zeros(4, host.shape[1], device=card)
+    arrived = here.beside(lambda: buffers[0].copy_(host[0], non_blocking=True))
+    for row in range(4):
+        after = (row + 1) % 4
+
+        def copy(row: int = after) -> None:
+            buffers[row % 2].copy_(host[row], non_blocking=True)
+
+        coming = here.beside(copy) if after else arrived
+        arrived()
+        torch.cuda._sleep(1_000_000)
+        seen[row] = buffers[row % 2]
+        arrived = coming
+    assert [row.unique().tolist() for row in seen.cpu()] == [[0], [1], [2], [3]]

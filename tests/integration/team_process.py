@@ -22,8 +22,8 @@ from worker.engine.runner import ModelRunner
 
 FAILED = 7
 TIMEOUT_SECONDS = 5
-KV_TOKENS = 400
-"""Few, so that prefixes are evicted and requests preempted."""
+KV_TOKENS = 200
+"""Few, so that prefixes go to host memory and requests are preempted."""
 
 
 class Failing:
@@ -80,10 +80,13 @@ def _engine(team: parallel.Team, path: str) -> None:
         leading.follow(ready, team)
         return
     # The bytes of one rank: it has half of the KV heads.
-    config = EngineConfig(kv_memory_bytes=KV_TOKENS * ready.layout.token_bytes, prefill_chunk_tokens=16)
+    size = KV_TOKENS * ready.layout.token_bytes
+    config = EngineConfig(kv_memory_bytes=size, kv_host_bytes=8 * size, prefill_chunk_tokens=16)
     engine = FastEngine(loaded, config, leading.lead(ready))
-    Path(path, "tokens.json").write_text(json.dumps(run(engine)))
-    assert engine.stats.prefix_tokens_reused > 0
+    tokens = run(engine)
+    assert run(engine) == tokens
+    Path(path, "tokens.json").write_text(json.dumps(tokens))
+    assert engine.stats.prefix_tokens_reused > engine.stats.prefix_tokens_restored > 0
     engine.close()
 
 

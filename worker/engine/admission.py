@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from worker.engine import kv, lengths, pages, prefix
+from worker.engine import kv, lengths, prefix
 from worker.engine.sequence import Sequence
 from worker.engine.types import Stats
 
@@ -38,9 +38,10 @@ class Admission:
             if running:
                 return None
             if not self._make_room(missing, own, nodes, running):
-                return self.try_admit(sequence, running) if self._forget_loose(nodes) else None
-        for node in missing:
-            self._start_node(node, running)
+                if self._forget_loose(nodes):
+                    return self.try_admit(sequence, running)
+                return self._admit_alone(sequence)
+        self._start_nodes(missing, running)
         if (
             sequence.cached_tokens is None
         ):  # what is missing is computed once, on account of the first to need it
@@ -61,6 +62,12 @@ class Admission:
         sequence.slot = sequence.slot.grown()
         return True
 
+    def reserve(self, sequence: Sequence, end: int) -> bool:
+        """Make room for what a sequence computes next, its tokens before position `end`; False when there is
+        none.
+        """
+        return True
+
     def keep(self, sequence: Sequence) -> None:
         """Leave a finished sequence's own KV to the trie, sampled tokens included: where it lies; or, where
         the slot holds much else, as a copy, if memory is free or idle.
@@ -76,6 +83,7 @@ class Admission:
             for node in nodes:
                 node.kv = sequence.slot.run(node.start - sequence.own_start, len(node.tokens))
                 node.computed = len(node.tokens)
+                self._trie.forget_hosted(node)
         else:
             self._keep_copies(sequence, nodes)
         self._trie.unpin(end)
@@ -101,6 +109,10 @@ class Admission:
             self._trie.forget(node)
         return bool(loose)
 
+    def _admit_alone(self, sequence: Sequence) -> list[prefix.Node] | None:
+        """Admit a sequence that does not fit with what it shares, while nothing runs."""
+        return None
+
     def _own_first(self, sequence: Sequence) -> int:
         """Return where the tokens begin that no other known request has, or that must be computed again.
 
@@ -108,7 +120,7 @@ class Admission:
         """
         own = len(sequence.tokens)
         for node in sequence.node.upwards():
-            if node.users > 1 or node.kv is not None:
+            if node.users > 1 or node.kv is not None or node.host is not None:
                 break
             own = node.start
         last = sequence.node
@@ -135,9 +147,12 @@ class Admission:
         self, missing: list[prefix.Node], own: int, needed: list[prefix.Node], running: list[Sequence]
     ) -> bool:
         """Evict until nodes and a slot fit: first what nobody uses, then what only waiting requests will."""
-        nodes = sum(self._memory.run_tokens(node.start, len(node.tokens)) for node in missing)
         slot = self._memory.slot_tokens(own) if own else 0
-        return self._make_tokens(nodes + slot, needed, running)
+        return self._make_tokens(self._nodes_tokens(missing) + slot, needed, running)
+
+    def _nodes_tokens(self, nodes: list[prefix.Node]) -> int:
+        """Return what nodes of a path take that have nothing yet."""
+        return sum(self._memory.run_tokens(node.start, len(node.tokens)) for node in nodes)
 
     def _make_tokens(self, tokens: int, needed: list[prefix.Node], running: list[Sequence]) -> bool:
         while not self._evict_for(tokens):
@@ -163,12 +178,13 @@ class Admission:
                 slot.copy(node.start - sequence.own_start, node.kv, node.computed)
         return slot
 
-    def _start_node(self, node: prefix.Node, running: list[Sequence]) -> None:
-        """Give a node memory, and what a running request has computed of these tokens as its own."""
-        node.kv = self._memory.run(node.start, len(node.tokens))
-        other = _who_computed(node, running)
-        if other is not None:
-            self._copy_from(other, node, _until(node))
+    def _start_nodes(self, nodes: list[prefix.Node], running: list[Sequence]) -> None:
+        """Give nodes of a path memory, and what a running request has computed of these tokens as its own."""
+        for node in nodes:
+            node.kv = self._memory.run(node.start, len(node.tokens))
+            other = who_computed(node, running)
+            if other is not None:
+                self._copy_from(other, node, until(node))
 
     def _keeps_in_place(self, slot: Any, tokens: int) -> bool:
         """Tell whether a slot goes to the trie as it is when so many of its tokens do."""
@@ -183,35 +199,7 @@ class Admission:
         node.computed = tokens
 
 
-class PagedAdmission(Admission):
-    """The same over pages: slots begin with the page that their own tokens begin in; only what lies before
-    these in it is copied.
-    """
-
-    _memory: pages.Memory
-
-    def _slot_start(self, sequence: Sequence) -> int:
-        return self._memory.slot_start(sequence.own_first)
-
-    def _new_slot(self, sequence: Sequence, own: int, nodes: list[prefix.Node]) -> Any:
-        runs = [node.kv for node in nodes if isinstance(node.kv, pages.Run)]
-        return self._memory.slot(sequence.own_start, own, runs)
-
-    def _start_node(self, node: prefix.Node, running: list[Sequence]) -> None:
-        other = _who_computed(node, running)
-        if other is None:
-            node.kv = self._memory.run(node.start, len(node.tokens))
-            return
-        assert isinstance(other.slot, pages.Slot)
-        # Both may compute and write the rest of its tokens: the same numbers.
-        node.kv = other.slot.run(node.start - other.own_start, len(node.tokens))
-        node.computed = min(other.computed, _until(node)) - node.start
-
-    def _keeps_in_place(self, slot: Any, tokens: int) -> bool:
-        return True
-
-
-def _who_computed(node: prefix.Node, running: list[Sequence]) -> Sequence | None:
+def who_computed(node: prefix.Node, running: list[Sequence]) -> Sequence | None:
     """Return a running request that has computed a node's tokens as its own, or some of them."""
     for other in running:
         if other.own_first <= node.start < other.computed and node in other.node.upwards():
@@ -219,7 +207,7 @@ def _who_computed(node: prefix.Node, running: list[Sequence]) -> Sequence | None
     return None
 
 
-def _until(node: prefix.Node) -> int:
+def until(node: prefix.Node) -> int:
     """Return up to where a node may take computed tokens: somebody may need the logits after its last one,
     and only computing it gives these.
     """

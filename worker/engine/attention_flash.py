@@ -11,7 +11,7 @@ from torch import Tensor
 
 from worker.engine import kv, pages
 from worker.engine.attention import Rotation, Scoring
-from worker.engine.paged_step import Own, PagedStep, Rows, Shared
+from worker.engine.paged_step import Own, PagedStep, Rows, Shared, Streamed
 
 VERSION = "2.8.3"
 """Later ones read from the device where keys are in pages, which no graph can record."""
@@ -50,11 +50,13 @@ class FlashAttention:
         for target, new in zip(cache, (keys, values), strict=True):
             target.flatten(0, 1).index_copy_(0, step.slots, new)
         options: dict[str, Any] = {"softmax_scale": scoring.scale, "softcap": scoring.softcap or 0.0}
-        window = _hiding(scoring.window, step.whole)
+        window = _hiding(scoring.window, step)
         if window is not None:
             options["window_size"] = (window - 1, 0)
             return self._own(step.whole, queries, cache, options)[0]
         out, lse = self._own(step.own, queries, cache, options)
+        if step.streamed is not None:
+            self._stream(step.streamed, layer, queries, cache, options, out, lse)
         if step.shared is None:
             return out
         return _merged(out, lse, step.shared, *self._shared(step.shared, queries, cache, options))
@@ -84,13 +86,48 @@ class FlashAttention:
     def _shared(
         self, shared: Shared, queries: Tensor, cache: tuple[Tensor, Tensor], options: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
-        """Return the same of the shared rows' queries, [N, G, M, D] and [N, G, M]. The M heads of a group are
-        queries of its KV head, which is then read once for all of them: no query is hidden a key here.
+        """Return the same of the shared rows' queries, [N, G, M, D] and [N, G, M]."""
+        return self._folded(queries[shared.queries], cache, shared.rows, options)
+
+    def _stream(
+        self,
+        streamed: Streamed,
+        layer: int,
+        queries: Tensor,
+        cache: tuple[Tensor, Tensor],
+        options: dict[str, Any],
+        out: Tensor,
+        lse: Tensor,
+    ) -> None:
+        """Merge what is in host memory into attention [T, H, D] of its tokens, whose other keys have the LSE
+        [T, H]. A piece comes while the one before is attended to.
+        """
+        tokens = slice(streamed.first, streamed.last)
+        groups = cache[0].shape[2]
+        total = lse[tokens].unflatten(1, (groups, -1))  # [N, G, M]
+        merged = out[tokens].unflatten(1, (groups, -1)).to(total.dtype)  # [N, G, M, D]
+        arrived = streamed.pieces[0].bring(layer)
+        for piece, after in zip(streamed.pieces, [*streamed.pieces[1:], None], strict=True):
+            coming = after.bring(layer) if after is not None else arrived
+            arrived()
+            more, more_lse = self._folded(queries[tokens], cache, piece.rows, options)
+            both = torch.logaddexp(total, more_lse)
+            merged = merged * (total - both).exp()[..., None] + more * (more_lse - both).exp()[..., None]
+            total, arrived = both, coming
+        out[tokens] = merged.flatten(1, 2).to(out.dtype)
+
+    def _folded(
+        self, queries: Tensor, cache: tuple[Tensor, Tensor], rows: Rows, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """Return attention [N, G, M, D] and LSE [N, G, M] of rows of queries [N, H, D].
+
+        The M heads of a group are queries of its KV head, which is then read once for all of them: no query
+        is hidden a key here.
         """
         groups = cache[0].shape[2]
-        folded = queries[shared.queries].unflatten(1, (groups, -1)).transpose(1, 2)  # [N, M, G, D]
+        folded = queries.unflatten(1, (groups, -1)).transpose(1, 2)  # [N, M, G, D]
         n, heads = folded.shape[:2]
-        out, lse = self._varlen(folded.flatten(0, 1), cache, shared.rows, heads, options)
+        out, lse = self._varlen(folded.flatten(0, 1), cache, rows, heads, options)
         return out.unflatten(0, (n, heads)).transpose(1, 2), lse.unflatten(0, (n, heads)).transpose(1, 2)
 
     def _varlen(
@@ -120,11 +157,13 @@ class FlashAttention:
         return out, lse.T
 
 
-def _hiding(window: int | None, whole: Own) -> int | None:
+def _hiding(window: int | None, step: PagedStep) -> int | None:
     """Return a window if it may hide a key that is there. Without one flash-attn reads a KV head once for its
     whole group, and we what is shared once for all.
     """
+    whole, streamed = step.whole, step.streamed
     most = max(rows.most_keys for rows in (whole.decode, whole.prefill) if rows is not None)
+    most += streamed.keys if streamed is not None else 0
     return window if window is not None and window < most else None
 
 

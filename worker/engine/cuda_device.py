@@ -2,6 +2,7 @@
 whole device, except for a recording and for `free_bytes`.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.engine import ring
+from worker.engine import arena, ring
 
+_PORTABLE = 1
+"""cudaHostRegisterPortable: locked for all cards."""
 _WARM_UPS = 2
 """Before a recording: libraries allocate and choose kernels in the first run, and compilers in the second."""
 
@@ -28,6 +31,7 @@ class CudaDevice:
         self.torch = device
         self.buffers = ring.Ring(_Pinned)
         self._stream: torch.cuda.Stream | None = None
+        self._copying: torch.cuda.Stream | None = None
         self._pool: Any = None
 
     def stage(self, values: NDArray[Any]) -> Tensor:
@@ -45,6 +49,25 @@ class CudaDevice:
 
     def fetch(self, values: Tensor) -> "_Fetch":
         return _Fetch(values)
+
+    def pinned(self, size: int) -> Tensor:
+        """Lock pages of the system: torch's own pinned memory may be twice as much as is asked for."""
+        memory = arena.pages(size)[:size]
+        with torch.cuda.device(self.torch):
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, _PORTABLE))
+        weakref.finalize(memory, _unlock, memory.data_ptr(), self.torch).atexit = False
+        return memory
+
+    def beside(self, copies: Callable[[], None]) -> Callable[[], None]:
+        with torch.cuda.device(self.torch):
+            current = torch.cuda.current_stream()
+            if self._copying is None:
+                self._copying = torch.cuda.Stream()
+            self._copying.wait_stream(current)
+            with torch.cuda.stream(self._copying):
+                copies()
+            done = self._copying.record_event()
+        return lambda: current.wait_event(done)
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Record a CUDA graph. All share one pool of memory: only what they return stays apart."""
@@ -86,6 +109,11 @@ class CudaDevice:
             for _ in range(_WARM_UPS):
                 run()
         current.wait_stream(stream)
+
+
+def _unlock(address: int, device: torch.device) -> None:
+    torch.cuda.synchronize(device)  # copies may be on their way
+    torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))
 
 
 class _Pinned:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.engine import cuda_device
+from worker.engine import arena, cuda_device
 
 
 class Fetch(Protocol):
@@ -41,6 +41,18 @@ class Device(Protocol):
         """Begin to copy a tensor to the host."""
         ...
 
+    def pinned(self, size: int) -> Tensor:
+        """Return so many bytes of host memory [size] uint8 that copies to and from the device do not wait
+        for. It is that as long as this very tensor is held: its views do not keep it.
+        """
+        ...
+
+    def beside(self, copies: Callable[[], None]) -> Callable[[], None]:
+        """Launch copies after all that was launched before, and beside what is launched next; return what
+        makes everything that is launched after it wait for them.
+        """
+        ...
+
     def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Run once what has no effect but on tensors, record it, and return what repeats it, and the tensor
         that a repetition fills.
@@ -65,6 +77,13 @@ class Host:
 
     def fetch(self, values: Tensor) -> "_Here":
         return _Here(values.numpy())
+
+    def pinned(self, size: int) -> Tensor:
+        return arena.pages(size)[:size]
+
+    def beside(self, copies: Callable[[], None]) -> Callable[[], None]:
+        copies()
+        return lambda: None
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         result = run()

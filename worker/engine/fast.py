@@ -71,6 +71,7 @@ class FastEngine(Engine):
         self._runner = model
         budget = budget or kv_budget.without_measuring(config, model.layout.device)
         self._memory: runner.Memory = model.memory(budget.kv_bytes)
+        leading.add_host(model, self._memory, config.kv_host_bytes)
         self._pack = model.packer(self._memory, config.cascade)
         limits = sizing.graph_limits(config.max_running, budget.graph_bytes)
         self._recorded = model.record(limits if config.cuda_graphs else None)
@@ -150,7 +151,7 @@ class FastEngine(Engine):
         self._speculation.sweep(self._scheduler.running)
         if self.config.prefix_ttl_seconds is not None:
             self._scheduler.trie.expire(self._clock() - self.config.prefix_ttl_seconds)
-        self.stats.kv_bytes_in_use = self._memory.used
+        self._count_memory()
         return batch is not None or not settled
 
     def _can_stay_ahead(self) -> bool:
@@ -180,9 +181,14 @@ class FastEngine(Engine):
 
     def forget_prefixes(self) -> None:
         """Drop all KV that no request uses."""
-        while self._scheduler.trie.evict():
-            pass
+        self._scheduler.trie.clear()
+        self._count_memory()
+
+    def _count_memory(self) -> None:
         self.stats.kv_bytes_in_use = self._memory.used
+        if isinstance(self._memory, pages.Memory) and self._memory.host is not None:
+            self.stats.kv_host_bytes_in_use = self._memory.host.used
+            self.stats.kv_host_evictions = self._memory.host.evictions
 
     def touch_memory(self) -> None:
         """Take the memory for keys and values from the system while there is no work."""

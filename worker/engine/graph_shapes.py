@@ -40,7 +40,7 @@ class Shape:
     def of(cls, step: PagedStep) -> "Shape | None":
         """Return the shape that a step is padded to; None if it is not one token of each row."""
         own, whole = _decode_only(step.own), _decode_only(step.whole)
-        if own is None or whole is None or len(step.wanted) > len(step.ids):
+        if own is None or whole is None or step.streamed or len(step.wanted) > len(step.ids):
             return None
         other = 0 if step.whole is step.own else _width(whole)
         if step.shared is None:

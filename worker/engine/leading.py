@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.engine import attention_flash, graphs, packing, pages, parallel, runner, step_wire
+from worker.engine import attention_flash, graphs, host_tier, packing, pages, parallel, runner, step_wire
 from worker.engine.attention_flash import FlashAttention
 from worker.engine.flash_standin import StandIn
 from worker.engine.paged_step import PagedStep
@@ -31,6 +31,12 @@ class Order(IntEnum):
     """Say how much memory of the device is free."""
     STEP = 3
     """Run a step: how many values are shared next, then what `step_wire` says of it."""
+    HOST = 4
+    """Have so many pages of host memory."""
+    MOVE = 5
+    """Move pages out of the pool (1) or into it (0): how many, those of the
+    pool, then those of host memory.
+    """
 
 
 class OutOfStep(RuntimeError):
@@ -81,6 +87,23 @@ class ParallelRunner:
         except Exception as error:
             raise OutOfStep(f"{type(error).__name__} in a step that the other ranks run on") from error
 
+    def add_host(self, memory: pages.Memory, size: int) -> None:
+        """Give a memory so many bytes of the host, those of all ranks together."""
+        tier = host_tier.HostTier(memory, size // self._team.size, self.device)
+        here = tier.mover
+        self._tell(Order.HOST, memory.pool, tier.pages)
+
+        def move(out: bool, device_pages: list[int], host_pages: list[int]) -> None:
+            try:
+                self._tell(Order.MOVE, memory.pool, out, len(device_pages), *device_pages, *host_pages)
+                here(out, device_pages, host_pages)
+            except Exception as error:
+                raise OutOfStep(f"{type(error).__name__} in a move that the other ranks make") from error
+
+        tier.mover = move
+        tier.streams = False
+        memory.host = tier
+
     def close(self) -> None:
         """Have the others stop. May be called again."""
         if not self._closed:
@@ -114,9 +137,22 @@ def lead(ready: runner.ModelRunner) -> runner.Runner:
     return ready if team is None else ParallelRunner(ready, team)
 
 
+def add_host(leader: runner.Runner, memory: runner.Memory, size: int) -> None:
+    """Give a memory that has pages so many bytes of the host for what it has no room for."""
+    if not isinstance(memory, pages.Memory) or size < memory.page_bytes:
+        return
+    if isinstance(leader, ParallelRunner):
+        leader.add_host(memory, size)
+    else:
+        memory.host = host_tier.HostTier(memory, size, leader.device)
+        scorings = leader.scorings if isinstance(leader, runner.ModelRunner) else []
+        memory.host.windows = [each.window for each in scorings if each.window is not None]
+
+
 def follow(ready: runner.ModelRunner, team: parallel.Team) -> None:
     """Do what rank 0 says until it says stop."""
     pool: pages.Pool | None = None
+    mover: host_tier.Mover | None = None
     while True:
         order, count, page_tokens, values, *numbers = team.receive()
         if order == Order.STOP:
@@ -125,8 +161,14 @@ def follow(ready: runner.ModelRunner, team: parallel.Team) -> None:
             team.least(ready.device.free_bytes())
             continue
         if pool is None or (pool.pages, pool.page_tokens) != (count, page_tokens):
-            pool = None  # gives its memory back first
+            pool = mover = None  # give their memory back first
             pool = pages.Pool(ready.layout, count, page_tokens)
+        if order == Order.HOST:
+            mover = host_tier.mover(pool, host_tier.host_pool(pool, values, ready.device), ready.device)
+        if order == Order.MOVE:
+            assert mover is not None
+            moving, *moved = numbers
+            mover(bool(values), moved[:moving], moved[moving : 2 * moving])
         if order == Order.STEP:
             shared = team.share(torch.empty(values, dtype=torch.int64, device=team.device))
             ready.step(step_wire.unpack(numbers, shared, pool))

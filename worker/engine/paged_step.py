@@ -1,5 +1,6 @@
 """What one step computes when KV lies in pages: queries in rows, and on which pages the keys of a row lie."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -48,6 +49,28 @@ class Own:
     prefill: Rows | None
 
 
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Keys that are brought to pages of the pool when they are attended to: `rows` has one row, of all the
+    tokens that see them, each of which sees all. `bring(layer)` begins to, and returns what waits for it.
+    """
+
+    rows: Rows
+    bring: Callable[[int], Callable[[], None]]
+
+
+@dataclass(frozen=True, eq=False)
+class Streamed:
+    """`keys` keys in host memory, before all others of the tokens `first` to `last`, which no others see.
+    Every other piece has the same pages of the pool.
+    """
+
+    first: int
+    last: int
+    keys: int
+    pieces: list[Piece]
+
+
 @dataclass(eq=False)
 class PagedStep:
     """One packed forward: `ids` and `positions` [T] int64; `wanted` [R] int64 are the tokens whose logits are
@@ -67,4 +90,6 @@ class PagedStep:
     shared: Shared | None
     copies: tuple[Tensor, Tensor] | None = None
     """Tokens [n] int64 to copy before all else, and to where [n], as in `slots`."""
+    streamed: Streamed | None = None
+    """Keys besides `whole`, and besides what makes the same; no layer with a window needs them."""
     attention_calls: int = 0

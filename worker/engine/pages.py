@@ -5,7 +5,8 @@ k * page_tokens to (k + 1) * page_tokens, so one table from the first position o
 begins inside a page has a page of its own there, and first copies into it what its parent has before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from worker.engine import kv
 
+if TYPE_CHECKING:
+    from worker.engine.host_tier import HostTier
+
 PAGE_TOKENS = 256
 """What flash-attn's paged kernels take: a multiple of this."""
 
@@ -21,24 +25,39 @@ PAGE_TOKENS = 256
 class Pool:
     """Keys and values of all pages, layer by layer: `keys[layer]` [pages, page_tokens, KV heads, size].
 
-    Page 0 is nobody's: padding is written there.
+    Page 0 is nobody's: padding is written there. `take(shape)` makes one tensor of them (None: zeros on the
+    layout's device).
     """
 
-    def __init__(self, layout: kv.Layout, pages: int, page_tokens: int = PAGE_TOKENS) -> None:
+    memory: Tensor | None = None
+    """What all of them lie in and which must be held, if there is such."""
+
+    def __init__(
+        self,
+        layout: kv.Layout,
+        pages: int,
+        page_tokens: int = PAGE_TOKENS,
+        take: Callable[[tuple[int, ...]], Tensor] | None = None,
+    ) -> None:
         self.layout = layout
         self.pages = pages
         self.page_tokens = page_tokens
-        self.keys = [self._zeros(pages, heads, key) for heads, key, _ in layout.layers]
-        self.values = [self._zeros(pages, heads, value) for heads, _, value in layout.layers]
+        take = take or self._zeros
+        self.keys = [take((pages, page_tokens, heads, key)) for heads, key, _ in layout.layers]
+        self.values = [take((pages, page_tokens, heads, value)) for heads, _, value in layout.layers]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All keys, then all values."""
+        return [*self.keys, *self.values]
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Copy tokens, by page * page_tokens + place, all at once: a source may be the target of another."""
-        for layer in (*self.keys, *self.values):
+        for layer in self.tensors:
             tokens = layer.flatten(0, 1)
             tokens.index_copy_(0, targets, tokens.index_select(0, sources))
 
-    def _zeros(self, pages: int, heads: int, size: int) -> Tensor:
-        shape = (pages, self.page_tokens, heads, size)
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         return torch.zeros(shape, dtype=self.layout.dtype, device=self.layout.device)
 
 
@@ -48,7 +67,7 @@ class Run:
     loose = False
     """See kv.Run: what pages hold besides goes with the pages."""
 
-    def __init__(self, memory: "Memory", pages: list[int], start: int, tokens: int) -> None:
+    def __init__(self, memory: "Counted", pages: list[int], start: int, tokens: int) -> None:
         self._memory = memory
         self.pages = pages
         self.start = start
@@ -107,8 +126,40 @@ class Slot:
         return self
 
 
-class Memory:
-    """Says which pages are free and how many hold on to each of the others.
+class Counted:
+    """Says which of some pages are free and how many hold on to each of the others."""
+
+    def __init__(self, pages: Iterable[int], page_tokens: int) -> None:
+        self.page_tokens = page_tokens
+        self._free = list(pages)[::-1]
+        self._holders: NDArray[np.int32] = np.zeros(max(self._free, default=0) + 1, dtype=np.int32)
+
+    @property
+    def free_pages(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Return pages that nobody holds. Raises MemoryError."""
+        if count > len(self._free):
+            raise MemoryError(f"{count} pages wanted, {len(self._free)} free")
+        pages = self._free[len(self._free) - count :][::-1]
+        del self._free[len(self._free) - count :]
+        self._holders[pages] = 1
+        return pages
+
+    def retain(self, pages: list[int]) -> list[int]:
+        """Count one more holder of each."""
+        self._holders[pages] += 1
+        return pages
+
+    def release(self, pages: list[int]) -> None:
+        """Count one holder less of each; pages without any are free."""
+        self._holders[pages] -= 1
+        self._free += [page for page in reversed(pages) if not self._holders[page]]
+
+
+class Memory(Counted):
+    """The pages of a pool. `host` is where KV goes that there is no room for.
 
     `copies` are pages of which the first tokens, so many, are to be copied before the next step, by target.
     No more than these: others may hold the target as well, and have the same there.
@@ -119,11 +170,10 @@ class Memory:
     def __init__(self, layout: kv.Layout, budget: int, page_tokens: int = PAGE_TOKENS) -> None:
         self.layout = layout
         self.budget = budget
-        self.page_tokens = page_tokens
         self.page_bytes = page_tokens * layout.token_bytes
         self.pool = Pool(layout, budget // self.page_bytes + 1, page_tokens)
-        self._free = list(range(self.pool.pages - 1, 0, -1))
-        self._holders: NDArray[np.int32] = np.zeros(self.pool.pages, dtype=np.int32)
+        super().__init__(range(1, self.pool.pages), page_tokens)
+        self.host: HostTier | None = None
         self.copies: dict[int, tuple[int, int]] = {}
 
     @property
@@ -131,9 +181,17 @@ class Memory:
         """How many bytes are held."""
         return (self.pool.pages - 1 - len(self._free)) * self.page_bytes
 
+    def take(self, count: int) -> list[int]:
+        """Return pages that nobody holds, and to which nothing is to be copied. Raises MemoryError."""
+        taken = super().take(count)
+        for page in taken:
+            self.copies.pop(page, None)
+        return taken
+
     @property
-    def free_pages(self) -> int:
-        return len(self._free)
+    def streams(self) -> bool:
+        """Whether steps can read what is in host memory."""
+        return self.host is not None and self.host.streams
 
     def fits(self, tokens: int) -> bool:
         """Tell whether so many more tokens fit, a multiple of `page_tokens`."""
@@ -155,9 +213,13 @@ class Memory:
         """Return the position from which on a sequence has pages to itself, if its own tokens begin there."""
         return own_first // self.page_tokens * self.page_tokens
 
-    def run(self, start: int, tokens: int) -> Run:
-        """Return a run on pages of its own."""
-        return Run(self, self.take(self.run_tokens(start, tokens) // self.page_tokens), start, tokens)
+    def run(self, start: int, tokens: int, before: Run | None = None) -> Run:
+        """Return a run on pages of its own; it begins on the last one of `before`, after which it comes, if
+        that does not end with it.
+        """
+        first = self.retain(before.pages[-1:]) if before is not None and start % self.page_tokens else []
+        count = self.run_tokens(start, tokens) // self.page_tokens - len(first)
+        return Run(self, first + self.take(count), start, tokens)
 
     def slot(self, start: int, tokens: int, prefix: Sequence[Run]) -> Slot:
         """Return a slot for at least so many own tokens from `start` on, behind the runs of a path."""
@@ -171,25 +233,6 @@ class Memory:
         middle = (parent.start + parent.tokens) % self.page_tokens
         source, target = parent.pages[-1], own.first_page
         return {target: (source, middle)} if middle and target != source else None
-
-    def take(self, count: int) -> list[int]:
-        """Return pages that nobody holds. Raises MemoryError."""
-        if count > len(self._free):
-            raise MemoryError(f"{count} pages wanted, {len(self._free)} free")
-        pages = self._free[len(self._free) - count :][::-1]
-        del self._free[len(self._free) - count :]
-        self._holders[pages] = 1
-        return pages
-
-    def retain(self, pages: list[int]) -> list[int]:
-        """Count one more holder of each."""
-        self._holders[pages] += 1
-        return pages
-
-    def release(self, pages: list[int]) -> None:
-        """Count one holder less of each; pages without any are free."""
-        self._holders[pages] -= 1
-        self._free += [page for page in reversed(pages) if not self._holders[page]]
 
 
 def table_of(runs: Sequence[Run], page_tokens: int) -> list[int]:

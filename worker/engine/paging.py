@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.engine import cascade, pages, prefix
+from worker.engine import cascade, long_slot, pages, prefix
 from worker.engine.packing import Packed, Scored
-from worker.engine.paged_step import Own, PagedStep, Rows, Shared
+from worker.engine.paged_step import Own, PagedStep, Piece, Rows, Shared, Streamed
 from worker.engine.scheduler import Batch, Chunk
 from worker.engine.sequence import Sequence as Request
 from worker.engine.speculation import Drafted
@@ -20,16 +22,24 @@ Stage = Callable[[NDArray[Any]], Tensor]
 
 @dataclass(frozen=True)
 class _Row:
-    """A run of tokens of one table, from position `first` on; it may share its first `shared` pages."""
+    """A run of tokens of one table, from position `first` on; it may share its first `shared` pages, or have
+    those of `long` in host memory.
+    """
 
     tokens: list[int]
     first: int
     table: cascade.Table
     shared: int
+    long: long_slot.LongSlot | None = None
 
     @property
     def end(self) -> int:
         return self.first + len(self.tokens)
+
+    @property
+    def moved(self) -> int:
+        """How many of its first pages are not there."""
+        return self.long.moved if self.long is not None else 0
 
 
 class Packer:
@@ -54,10 +64,11 @@ class Packer:
         rows += [self._chunk(chunk) for chunk in batch.chunks]
         wanted = _Wanted(plain, batch)
         segments = self._segments(rows)
-        first_pages = cascade.starts(segments, len(rows))
+        there = [row.moved for row in rows]
+        first_pages = [*map(max, there, cascade.starts(segments, len(rows)))]
         decodes = len(plain)
         own = self._own(rows, decodes, first_pages)
-        whole = self._own(rows, decodes, [0] * len(rows)) if segments and self._windows else own
+        whole = self._own(rows, decodes, there) if segments and self._windows else own
         positions = np.concatenate([np.arange(row.first, row.end) for row in rows])
         ids = np.concatenate([np.array(row.tokens, dtype=np.int64) for row in rows])
         size = self._memory.page_tokens
@@ -76,6 +87,7 @@ class Packer:
             own=own,
             shared=self._shared(segments, rows) if segments else None,
             copies=self._copies(),
+            streamed=self._streamed(rows),
         )
         return Packed(step, wanted.ends, wanted.scored, wanted.drafted)
 
@@ -83,7 +95,8 @@ class Packer:
         slot = sequence.slot
         assert isinstance(slot, pages.Slot)
         shared = slot.start // self._memory.page_tokens
-        return _Row([sequence.tokens[-1], *drafted], len(sequence.tokens) - 1, slot.table, shared)
+        tokens = [sequence.tokens[-1], *drafted]
+        return _Row(tokens, len(sequence.tokens) - 1, slot.table, shared, _long(slot))
 
     def _chunk(self, chunk: Chunk) -> _Row:
         target, size = chunk.target, self._memory.page_tokens
@@ -93,6 +106,7 @@ class Packer:
         else:
             assert isinstance(target.slot, pages.Slot)
             table, shared = target.slot.table, target.slot.start // size
+            return _Row(chunk.tokens, chunk.first, table, shared, _long(target.slot))
         return _Row(chunk.tokens, chunk.first, table, shared)
 
     def _segments(self, rows: Sequence[_Row]) -> list[cascade.Segment]:
@@ -126,6 +140,27 @@ class Packer:
         ]
         queries = np.concatenate(members)
         return Shared(self._rows(cut), self._stage(queries), self._stage(_places(queries, int(firsts[-1]))))
+
+    def _streamed(self, rows: Sequence[_Row]) -> Streamed | None:
+        """Return what the one row that runs without sharing has in host memory."""
+        at = next((at for at, row in enumerate(rows) if row.moved), None)
+        if at is None:
+            return None
+        row, first = rows[at], sum(len(row.tokens) for row in rows[:at])
+        slot, host, size = row.long, self._memory.host, self._memory.page_tokens
+        assert slot is not None
+        assert host is not None
+        count = len(slot.staging) // 2
+        buffers = cycle((slot.staging[:count], slot.staging[count:]))
+        known: dict[tuple[int, ...], Rows] = {}
+        pieces = []
+        for begin in range(0, slot.moved, count):
+            hosted = slot.hosted[begin : begin + count]
+            buffer = next(buffers)[: len(hosted)]
+            cut = [(len(row.tokens), len(buffer) * size, np.array(buffer, dtype=np.int32))]
+            same = known.get(tuple(buffer)) or known.setdefault(tuple(buffer), self._rows(cut))
+            pieces.append(Piece(same, partial(host.bring, host_pages=hosted, device_pages=buffer)))
+        return Streamed(first, first + len(row.tokens), slot.moved * size, pieces)
 
     def _rows(self, cut: Sequence[tuple[int, int, cascade.Table]]) -> Rows:
         """Return rows of (queries, keys, pages)."""
@@ -181,6 +216,10 @@ class _Wanted:
         if chunk.last and (isinstance(target, Request) or target.ends):
             self.tokens.append(at + len(chunk.tokens) - 1)
             self.ends.append(target)
+
+
+def _long(slot: pages.Slot) -> long_slot.LongSlot | None:
+    return slot if isinstance(slot, long_slot.LongSlot) else None
 
 
 def _sums(counts: Sequence[int]) -> NDArray[np.int32]:

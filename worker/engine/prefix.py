@@ -8,10 +8,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from worker.engine import kv, pages
+
+if TYPE_CHECKING:
+    from worker.engine import host_tier
 
 
 class Node:
@@ -26,6 +30,7 @@ class Node:
         "children",
         "computed",
         "ends",
+        "host",
         "kv",
         "logits",
         "parent",
@@ -43,6 +48,7 @@ class Node:
         self.users = 0
         self.ends = 0
         self.kv: kv.Run | pages.Run | None = None
+        self.host: pages.Run | None = None
         self.computed = 0
         self.logits: Tensor | None = None
         """Logits [V] after its last token, kept while a prompt that is known ends here."""
@@ -67,13 +73,21 @@ class Node:
 class Trie:
     """The nodes of all roots. A root separates what must not be shared, such as tenants.
 
-    Nodes that nobody uses stay, least recently used first to go, until `evict` or `expire` takes them.
+    Nodes that nobody uses stay, least recently used first to go, until `evict` or `expire` takes them. With
+    `host`, KV that loses its place goes there; what nobody uses makes room for it, what somebody waits for
+    does not. `in_step` is what the step that is being made computes: (node, first position), not there yet.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, host: "host_tier.HostTier | None" = None
+    ) -> None:
         self._clock = clock
+        self._host = host
         self._roots: dict[str, Node] = {}
         self._idle: OrderedDict[Node, None] = OrderedDict()
+        self._hosted: OrderedDict[Node, None] = OrderedDict()
+        """Nodes that nobody uses, as `_idle`, with their KV in host memory."""
+        self.in_step: list[tuple[Node, int]] = []
 
     def insert(self, root: str, tokens: list[int]) -> Node:
         """Return the node that ends exactly after `tokens`; split and add nodes as needed."""
@@ -104,6 +118,8 @@ class Trie:
             upper.computed, node.computed = min(at, node.computed), max(0, node.computed - at)
             if not upper.users:
                 self._idle[upper] = None
+        if node.host is not None:
+            self._split_hosted(upper, node, at)
         return upper
 
     def pin(self, node: Node) -> None:
@@ -112,6 +128,7 @@ class Trie:
         while node.parent is not None:
             if not node.users:
                 self._idle.pop(node, None)
+                self._hosted.pop(node, None)
             node.users += 1
             node = node.parent
 
@@ -128,6 +145,9 @@ class Trie:
             if each.users:
                 continue
             each.used_at = now
+            if each.host is not None:
+                self._hosted[each] = None
+                continue
             if each.kv is not None and each.complete:
                 self._idle[each] = None
                 continue
@@ -136,49 +156,139 @@ class Trie:
                 self._remove(each)
 
     def evict(self) -> bool:
-        """Drop the least recently used node that nobody uses and nothing hangs on; False when there is
-        none.
+        """Take the KV of the least recently used node that nobody uses and on which no KV hangs; False when
+        there is none.
         """
-        node = next((node for node in self._idle if not node.children), None)
+        node = next((node for node in self._idle if not _has_kv_below(node)), None)
         if node is None:
             return False
-        self._remove(node)
+        self.move_out(node)
+        self._remove_empty(node)
         return True
 
     def reclaim(self, used: set[Node]) -> bool:
         """Free the KV of one node that none of `used` is and only waiting requests will need; they compute it
-        again.
+        again, or take it from host memory.
         """
-        todo = list(self._roots.values())
-        while todo:
-            node = todo.pop()
-            if node.kv is not None and node not in used:
-                self.forget(node)
-                return True
-            todo.extend(node.children.values())
-        return False
+        node = next((node for node in self._all() if node.kv is not None and node not in used), None)
+        if node is None:
+            return False
+        self.move_out(node)
+        return True
 
     def forget(self, node: Node) -> None:
         """Give the KV of a node back; who needs it computes it again."""
         _free(node)
         self._idle.pop(node, None)
 
+    def forget_hosted(self, node: Node) -> None:
+        """Give back what host memory has of a node, if anything."""
+        if node.host is not None:
+            node.host.release()
+            node.host = None
+            self._hosted.pop(node, None)
+
+    def clear(self) -> None:
+        """Drop all that nobody uses, from host memory too."""
+        while self._evict_hosted():
+            pass
+        host, self._host = self._host, None
+        while self.evict():
+            pass
+        self._host = host
+
     def expire(self, older_than: float) -> None:
         """Drop what nobody has used since a moment of the clock."""
-        # Children became idle before their parents. The upper part of a node that was split comes after all
-        # that was idle by then, and may stay for as much longer.
-        for node in list(takewhile(lambda node: node.used_at < older_than, self._idle)):
-            if node in self._idle and not node.children:
-                self._remove(node)
+        # Children became idle before their parents, and went to host memory before. The upper part of a node
+        # that was split comes after all that was idle by then, and may stay for as much longer.
+        for held in (self._hosted, self._idle):
+            for node in list(takewhile(lambda node: node.used_at < older_than, held)):
+                if node in held and not node.children:
+                    self._remove(node)
+
+    def move_out(self, node: Node) -> None:
+        """Free the KV of a node, which host memory takes if it has room."""
+        logits, tokens = node.logits, self._written(node)
+        host = self._host
+        if host is not None and tokens and self._make_room(host, host.pages_for(node.start, tokens)):
+            assert isinstance(node.kv, pages.Run)
+            node.host = host.store(node.kv, tokens)
+            if not node.users:
+                self._hosted[node] = None
+        self.forget(node)
+        if node.host is not None:  # with these, a prompt that ends here needs no token again
+            node.logits = logits
+
+    def _written(self, node: Node) -> int:
+        """Return how many tokens of a node have KV that a step which was launched computes."""
+        firsts = [first for target, first in self.in_step if node in target.upwards()]
+        return max(0, min([node.computed, *(first - node.start for first in firsts)]))
+
+    def make_room(self, count: int) -> bool:
+        """Drop from host memory until so many pages are free there, also what somebody waits for; False when
+        that is not enough.
+        """
+        if self._host is None:
+            return False
+        if self._make_room(self._host, count):
+            return True
+        for node in self._all():
+            if count <= self._host.free_pages:
+                break
+            self.forget_hosted(node)
+        return count <= self._host.free_pages
+
+    def _all(self) -> Iterator[Node]:
+        todo = list(self._roots.values())
+        while todo:
+            node = todo.pop()
+            yield node
+            todo.extend(node.children.values())
+
+    def _make_room(self, host: "host_tier.HostTier", count: int) -> bool:
+        if count > host.pages:
+            return False
+        while count > host.free_pages:
+            if not self._evict_hosted():
+                return False
+            host.evictions += 1
+        return True
+
+    def _evict_hosted(self) -> bool:
+        """Drop from host memory the node that nobody has used for longest; False when all are waited for."""
+        leaves = (node for node in self._hosted if not node.children)
+        node = next(leaves, next(iter(self._hosted), None))
+        if node is None:
+            return False
+        self.forget_hosted(node)
+        self._remove_empty(node)
+        return True
+
+    def _split_hosted(self, upper: Node, lower: Node, at: int) -> None:
+        kept = lower.host
+        assert kept is not None
+        upper.host, lower.host = kept.split(at) if at < kept.tokens else (kept, None)
+        if not upper.users:
+            self._hosted[upper] = None
+        if lower.host is None:
+            self._hosted.pop(lower, None)
+
+    def _remove_empty(self, node: Node) -> None:
+        if not (node.children or node.host):
+            self._remove(node)
 
     def _remove(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
         del parent.children[node.tokens[0]]
-        self._idle.pop(node, None)
-        _free(node)
-        if parent.parent is not None and not (parent.users or parent.children or parent.kv):
+        self.forget(node)
+        self.forget_hosted(node)
+        if parent.parent is not None and not (parent.users or parent.children or parent.kv or parent.host):
             self._remove(parent)
+
+
+def _has_kv_below(node: Node) -> bool:
+    return any(child.kv is not None for child in node.children.values())
 
 
 def _free(node: Node) -> None:

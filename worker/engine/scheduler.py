@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from worker.engine import kv, lengths, pages, prefix, queue_delay
-from worker.engine.admission import Admission, PagedAdmission
+from worker.engine import kv, lengths, long_slot, pages, prefix, queue_delay
+from worker.engine.admission import Admission
+from worker.engine.paged_admission import PagedAdmission
 from worker.engine.rows import RowState
 from worker.engine.sequence import Sequence, distinct_tokens
 from worker.engine.step_limits import StepLimits
@@ -54,7 +55,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.memory = memory
-        self.trie = prefix.Trie(clock)
+        self.trie = prefix.Trie(clock, memory.host if isinstance(memory, pages.Memory) else None)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._preempted: list[Sequence] = []
@@ -142,6 +143,7 @@ class Scheduler:
             ready = parent is None or all(n.complete for n in parent.upwards())
             if ready and budget > 0 and self._can_begin(node, chunks):
                 chunks.append(_node_chunk(node, budget, () if self.memory.paged else self.running))
+                self.trie.in_step.append((node, chunks[-1].first))
                 budget -= len(chunks[-1].tokens)
         decode = []
         for sequence in list(self.running):
@@ -151,13 +153,21 @@ class Scheduler:
                 continue
             if sequence.uncomputed == 1:
                 decode.append(sequence)
-            elif budget > 0:
-                chunks.append(_own_chunk(sequence, budget))
-                budget -= len(chunks[-1].tokens)
+            elif tokens := self._chunk_tokens(sequence, budget):
+                chunks.append(_own_chunk(sequence, tokens))
+                budget -= tokens
         # A full chunk is at the speed of the matrix products already: whoever decodes waits for a full batch.
         decode = self._with_room(self.limits.turn(decode, self.running)) if budget > 0 or not chunks else []
+        self.trie.in_step = []
         chunks = [chunk for chunk in chunks if not _was_freed(chunk)]
         return Batch(decode, chunks) if decode or chunks else None
+
+    def _chunk_tokens(self, sequence: Sequence, budget: int) -> int:
+        """Return how many of its own tokens a sequence computes in this step, with room for them."""
+        tokens = min(budget, sequence.uncomputed)
+        if isinstance(sequence.slot, long_slot.LongSlot):
+            tokens = min(tokens, sequence.slot.most_tokens)
+        return tokens if tokens > 0 and self.admission.reserve(sequence, sequence.computed + tokens) else 0
 
     def _can_begin(self, target: prefix.Node | Sequence, chunks: list[Chunk]) -> bool:
         """Tell whether a target's next token can be computed in this step. What begins inside a page takes
@@ -235,7 +245,7 @@ class Scheduler:
         return [s for s in decode if s.slot is not None]
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a running sequence out, to put it back in front of the waiting ones; all of its own is computed
+        """Take a running sequence out, to go back in front of the waiting ones; all of its own is computed
         again later.
         """
         self.running.remove(sequence)

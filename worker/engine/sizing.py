@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.engine import graph_shapes, graphs
+from worker.engine import graph_shapes, graphs, long_slot
 from worker.engine.footprint import Footprint
 from worker.engine.pages import PAGE_TOKENS
 
@@ -44,7 +44,8 @@ class Settings:
 class Plan:
     """How a card of `memory` bytes is used, and what that holds. `requests` have `context` tokens each.
 
-    `longest` is the longest request that the pool holds, `longest_with_host` that of pool and host memory.
+    `longest` is the longest request that the pool holds, `longest_with_host` that of pool and host memory,
+    less the pages of the pool through which the older ones are read.
     """
 
     memory: int
@@ -102,7 +103,7 @@ def plan(
         context=context,
         requests=pages // -(-context // PAGE_TOKENS),
         longest=min(pages * PAGE_TOKENS, need.context_tokens),
-        longest_with_host=min((pages + host_pages) * PAGE_TOKENS, need.context_tokens),
+        longest_with_host=min(long_slot.longest(pages, host_pages) * PAGE_TOKENS, need.context_tokens),
         graph_sizes=sizes,
     )
 

@@ -11,6 +11,8 @@ from worker.engine.pages import Pool
 
 def pack(step: PagedStep) -> tuple[list[int], Tensor]:
     """Return the sizes of all its tensors, and what these hold [N] int64, in one order."""
+    if step.streamed is not None:
+        raise NotImplementedError("a step that reads host memory is of one process")
     out = _Writer()
     for tensor in (step.ids, step.positions, step.wanted, step.slots):
         out.tensor(tensor)

@@ -256,6 +256,8 @@ class Stats:
     batches: int = 0
     prefill_tokens_computed: int = 0
     prefix_tokens_reused: int = 0
+    prefix_tokens_restored: int = 0
+    """Tokens whose KV was copied back from host memory; those of a prompt are among the reused ones."""
     padding_tokens: int = 0
     decode_steps: int = 0
     tokens_sampled: int = 0
@@ -296,6 +298,9 @@ class Stats:
     preemptions: int = 0
     tokens_recomputed: int = 0
     kv_bytes_in_use: int = 0
+    kv_host_bytes_in_use: int = 0
+    kv_host_evictions: int = 0
+    """Prefixes that host memory had no more room for."""
     speculative_steps: int = 0
     """Steps that computed drafts."""
     draft_tokens: int = 0

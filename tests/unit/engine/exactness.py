@@ -150,7 +150,7 @@ class Schedule:
         stats = engine.stats
         assert stats.attention_calls == stats.steps * len(engine._runner.layout.layers)
         engine.forget_prefixes()
-        assert stats.kv_bytes_in_use == 0
+        assert stats.kv_bytes_in_use == stats.kv_host_bytes_in_use == 0
         return {c.id: c for c in done}
 
 

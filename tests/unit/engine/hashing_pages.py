@@ -30,10 +30,11 @@ class PagedHashRunner(hashing.HashRunner):
         pairs = torch.stack([step.positions, step.ids], -1).double()[:, None]
         step.pool.keys[0].flatten(0, 1).index_copy_(0, step.slots, pairs)
         whole, own = _seen(step, step.whole), _seen(step, step.own)
+        streamed = _streamed(step)
         logits = torch.zeros(len(step.wanted), hashing.VOCABULARY)
         for row, token in enumerate(step.wanted.tolist()):
             assert whole[token] == sorted([*_shared(step, token), *own[token]])
-            logits[row, hashing.hash_of(whole[token])] = 1.0
+            logits[row, hashing.hash_of(streamed.get(token, []) + whole[token])] = 1.0
         return logits
 
 
@@ -57,6 +58,19 @@ def _shared(step: PagedStep, token: int) -> list[tuple[int, int]]:
         row = int(torch.searchsorted(shared.rows.starts, place, right=True)) - 1
         found += _keys(step.pool, shared.rows.tables[row], int(shared.rows.lengths[row]))
     return found
+
+
+def _streamed(step: PagedStep) -> dict[int, list[tuple[int, int]]]:
+    """Return what tokens see that comes from host memory."""
+    if step.streamed is None:
+        return {}
+    found: list[tuple[int, int]] = []
+    for piece in step.streamed.pieces:
+        piece.bring(0)()
+        assert piece.rows.starts.tolist() == [0, step.streamed.last - step.streamed.first]
+        found += _keys(step.pool, piece.rows.tables[0], int(piece.rows.lengths[0]))
+    assert len(found) == step.streamed.keys
+    return dict.fromkeys(range(step.streamed.first, step.streamed.last), found)
 
 
 def _keys(pool: pages.Pool, table: Tensor, length: int) -> list[tuple[int, int]]:

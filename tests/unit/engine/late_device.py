@@ -113,6 +113,12 @@ class LateDevice:
     def fetch(self, values: Tensor) -> "_Fetch":
         return _Fetch(self, values, self._log("fetch"))
 
+    def pinned(self, size: int) -> Tensor:
+        """Return host memory that copies fill, or read, when they are done."""
+        made = LateTensor(self, torch.empty(size, dtype=torch.uint8, device="meta"))
+        made.here = torch.zeros(size, dtype=torch.uint8)
+        return made
+
     def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         number = self._log("record")
         run()  # to warm up

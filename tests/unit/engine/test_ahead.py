@@ -108,11 +108,13 @@ def check_outputs(
     chunk: int,
     seed: int,
 ) -> None:
-    """With little memory, requests that join meanwhile, and others that are cancelled."""
+    """With little memory, some of the host's, requests that join meanwhile, and others that are cancelled."""
     fields = {"prefill_chunk_tokens": chunk, "max_running": 5, "kv_memory_bytes": pages * PAGE_BYTES}
     waiting = open_engine(tiny_loaded, PagedHashRunner(), **fields)
     expected = outcomes(list(waiting.generate(requests)))
-    engine = open_engine(tiny_loaded, runner, **fields)
+    engine = open_engine(tiny_loaded, runner, kv_host_bytes=seed % 20 * PAGE_BYTES, **fields)
+    if engine._memory.host is not None:  # type: ignore[union-attr]
+        engine._memory.host.streams = not isinstance(runner, LateHashRunner)  # type: ignore[union-attr]
     rng, todo, done = Random(seed), list(requests), []
     cancelled = set()
     while todo or engine.has_work:
@@ -129,7 +131,7 @@ def check_outputs(
     for id in found.keys() - cancelled:
         assert found[id] == expected[id]
     engine.forget_prefixes()
-    assert engine.stats.kv_bytes_in_use == 0
+    assert engine.stats.kv_bytes_in_use == engine.stats.kv_host_bytes_in_use == 0
     assert engine._flight is None
 
 

@@ -6,6 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.engine import exactness
+from tests.unit.engine.conftest import request
 from tests.unit.engine.exactness import Schedule
 from tests.unit.engine.test_exactness import PREEMPTING, long_ones
 from worker.engine import Request, guards, pages
@@ -34,8 +35,15 @@ def engine_of(name: str, open_subject: exactness.Open, schedule: Schedule, least
 
 
 def check(
-    name: str, open_subject: exactness.Open, requests: list[Request], schedule: Schedule, least_saved: int = 1
+    name: str,
+    open_subject: exactness.Open,
+    requests: list[Request],
+    schedule: Schedule,
+    least_saved: int,
+    host_tokens: int,
 ) -> FastEngine:
+    layout = subject(name, open_subject("llama").loaded.tokenizer).runner.layout
+    schedule.config["kv_host_bytes"] = host_tokens * layout.token_bytes
     engine = engine_of(name, open_subject, schedule, least_saved)
     done = schedule.run(engine, requests)
     exactness.check(name, requests, exactness.tokens_of(done))
@@ -43,8 +51,14 @@ def check(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(exactness.requests(), exactness.schedules, st.sampled_from((1, 1, 4)), st.booleans())
-@example(long_ones(), PREEMPTING, 1, True)
+@given(
+    exactness.requests(),
+    exactness.schedules,
+    st.sampled_from((1, 1, 4)),
+    st.booleans(),
+    st.sampled_from((0, 100, 5000)),
+)
+@example(long_ones(), PREEMPTING, 1, True, 200)
 @settings(max_examples=6)
 def test_any_schedule_is_equal_to_generate(
     open_subject: exactness.Open,
@@ -53,20 +67,45 @@ def test_any_schedule_is_equal_to_generate(
     schedule: Schedule,
     least_saved: int,
     cascade: bool,
+    host_tokens: int,
 ) -> None:
     schedule.config["cascade"] = cascade
-    check(name, open_subject, requests, schedule, least_saved)
+    check(name, open_subject, requests, schedule, least_saved, host_tokens)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)
-@given(exactness.requests(most=14), exactness.schedules, st.sampled_from((1, 2, 4)))
+@given(
+    exactness.requests(most=14),
+    exactness.schedules,
+    st.sampled_from((1, 2, 4)),
+    st.sampled_from((0, 100, 5000)),
+)
 @settings(max_examples=100, report_multiple_bugs=False)
 def test_many_schedules_are_equal_to_generate(
-    open_subject: exactness.Open, name: str, requests: list[Request], schedule: Schedule, least_saved: int
+    open_subject: exactness.Open,
+    name: str,
+    requests: list[Request],
+    schedule: Schedule,
+    least_saved: int,
+    host_tokens: int,
 ) -> None:
-    check(name, open_subject, requests, schedule, least_saved)
+    check(name, open_subject, requests, schedule, least_saved, host_tokens)
+
+
+def test_prompts_that_take_turns_come_back_from_host_memory(open_subject: exactness.Open) -> None:
+    size = subject("llama", open_subject("llama").loaded.tokenizer).runner.layout.token_bytes
+    schedule = Schedule(memory_tokens=104, config={"kv_host_bytes": 800 * size})
+    engine = engine_of("llama", open_subject, schedule, 1)
+    prompts = [exactness._TRUNK + exactness._BRANCHES[0], exactness._TAILS[1] + exactness._TAILS[0]]
+    for turn in range(6):
+        asked = [request("0", prompts[turn % 2], max_tokens=4, ignore_eos=True)]
+        done = {c.id: c for c in engine.generate(asked)}
+        exactness.check("llama", asked, exactness.tokens_of(done))
+    assert engine.stats.prefill_tokens_computed == sum(map(len, prompts)) + 4
+    engine.forget_prefixes()
+    assert engine.stats.kv_bytes_in_use == engine.stats.kv_host_bytes_in_use == 0
 
 
 def test_shared_pages_are_attended_to_once(open_subject: exactness.Open) -> None:

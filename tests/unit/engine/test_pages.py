@@ -86,3 +86,24 @@ def test_tokens_are_copied_all_at_once() -> None:
     pool.copy(torch.tensor([1, 5]), torch.tensor([5, 6]))
     for layer in (*pool.keys, *pool.values):
         assert layer.flatten(0, 1)[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 1, 5, 7]
+
+
+def test_a_run_may_begin_on_the_last_page_of_the_one_before() -> None:
+    m = memory()
+    before = m.run(0, 6)
+    after = m.run(6, 5, before)
+    assert after.pages[0] == before.pages[-1]
+    assert m.beginning(after, before) is None
+    assert m.run(8, 4, m.run(0, 8)).pages != before.pages
+    before.release()
+    after.release()
+    assert m.free_pages == 10 - 3
+
+
+def test_nothing_is_copied_to_a_page_that_was_taken_since() -> None:
+    m = memory()
+    run = m.run(0, 4)
+    m.copies = {run.pages[0]: (9, 2)}
+    run.release()
+    assert run.pages == m.take(1)
+    assert m.copies == {}
