@@ -190,7 +190,9 @@ class Settings(BaseSettings):
     )
     scratch_dir: Path = Field(Path(tempfile.gettempdir()), description="Where sorts spill to disk.")
 
-    max_running: int = Field(64, gt=0, description="Most requests in the running batch.")
+    max_running: int = Field(
+        64, gt=0, description="Most requests in the running batch. Unless it is set, 256 on a GPU."
+    )
     max_queue_delay_seconds: float = Field(
         0,
         ge=0,
@@ -226,7 +228,7 @@ class Settings(BaseSettings):
         512,
         gt=0,
         description="Most prompt tokens computed in one step: more make prefill faster, and those who decode"
-        " meanwhile wait longer for their next token.",
+        " meanwhile wait longer for their next token. Unless it is set, 2048 on a GPU.",
     )
     prefix_ttl_seconds: float | None = Field(
         None,

@@ -1,5 +1,7 @@
 """The engine: token ids in, token ids out. Importing this package loads neither torch nor transformers."""
 
+import dataclasses
+
 from jobs import tokens
 from jobs.settings import ModelSettings, Settings
 from worker.engine.base import Engine
@@ -46,6 +48,10 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
     return opening.open_model(model.source, config, name)
 
 
+_ON_GPU = {"max_running": 256, "prefill_chunk_tokens": 2048}
+"""What a GPU needs to be busy, in place of the defaults that suit a CPU."""
+
+
 def follow_engine(name: str, model: ModelSettings, settings: Settings) -> None:
     """Run this rank's share of a served model until rank 0 stops; raises as `opening.follow_model` does."""
     tokens.import_transformers()
@@ -55,28 +61,15 @@ def follow_engine(name: str, model: ModelSettings, settings: Settings) -> None:
 
 
 def _config(model: ModelSettings, settings: Settings) -> EngineConfig:
-    return EngineConfig(
-        device=settings.device,
-        dtype=model.dtype,
-        max_running=settings.max_running,
-        max_batch_tokens=settings.max_batch_tokens,
-        max_queue_delay_seconds=settings.max_queue_delay_seconds,
-        preferred_batch_sizes=settings.preferred_batch_sizes,
-        context_tokens=model.context_tokens,
-        kv_memory_bytes=settings.kv_memory_bytes,
-        prefill_chunk_tokens=settings.prefill_chunk_tokens,
-        prefix_ttl_seconds=settings.prefix_ttl_seconds,
-        share_prefixes=settings.share_prefixes,
-        kernels=settings.kernels,
-        tf32=settings.tf32,
-        compile=settings.compile,
-        revision=model.revision,
-        trust_remote_code=model.trust_remote_code,
-        pickle_weights=model.pickle_weights,
-        task=model.task,
-        speculate=settings.speculate,
-        speculate_tokens=settings.speculate_tokens,
-        speculate_below=settings.speculate_below,
-        draft_model=model.draft_model,
-        draft_kv_memory_bytes=settings.draft_kv_memory_bytes,
-    )
+    names = [field.name for field in dataclasses.fields(EngineConfig)]
+    values = {name: getattr(settings, name) for name in names if name in Settings.model_fields}
+    values |= {name: getattr(model, name) for name in names if name in ModelSettings.model_fields}
+    if model.engine != "echo" and _on_gpu(settings.device):
+        values |= {name: value for name, value in _ON_GPU.items() if name not in settings.model_fields_set}
+    return EngineConfig(**values)
+
+
+def _on_gpu(device: str) -> bool:
+    import torch
+
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
