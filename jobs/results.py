@@ -73,6 +73,8 @@ def _metrics(request: PlannedRequest, outcome: answers.Outcome, usage: Usage) ->
         "cached_tokens": outcome.cached_tokens,
         "completion_tokens": usage[2],
         "choices": len(outcome.choices),
+        "draft_tokens": outcome.draft_tokens,
+        "draft_tokens_accepted": outcome.draft_tokens_accepted,
         "queue_seconds": max(0.0, outcome.started_at - request.created_at),
         "ttft_seconds": outcome.ttft_seconds,
         "inter_token_seconds": outcome.inter_token_seconds,

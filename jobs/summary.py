@@ -17,6 +17,7 @@ class Summary:
         self._latencies: dict[str, list[float]] = {name: [] for name in LATENCIES}
         self._spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._computed = self._deduplicated = self._retried = 0
+        self._drafted = self._accepted = 0
 
     def add(self, metrics: dict[str, Any], usage: records.Usage) -> None:
         """Take the metrics and the usage of one finished request."""
@@ -27,6 +28,8 @@ class Summary:
         self._computed += 1
         self._computed_usage = records.added(self._computed_usage, usage)
         self._retried += metrics["attempts"] > 0
+        self._drafted += metrics.get("draft_tokens", 0)  # parts of an earlier version have none
+        self._accepted += metrics.get("draft_tokens_accepted", 0)
         for name, values in self._latencies.items():
             if metrics[name] is not None:
                 values.append(metrics[name])
@@ -58,6 +61,8 @@ class Summary:
             "prefix_hit_ratio": reused / read if read else None,
             "dedupe_ratio": self._deduplicated / ran if ran else None,
             "padding_ratio": None,
+            "draft_tokens": self._drafted,
+            "draft_acceptance": self._accepted / self._drafted if self._drafted else None,
             "retried_requests": self._retried,
             "workers": len(self._spans),
             "worker_seconds": worker_seconds,

@@ -57,6 +57,8 @@ class Translator:
             ttft_seconds=min(firsts) - started if firsts else None,
             inter_token_seconds=_between_tokens(completion.choices),
             embeddings=completion.embeddings,
+            draft_tokens=completion.draft_tokens,
+            draft_tokens_accepted=completion.draft_tokens_accepted,
         )
 
     def _choice(self, request: PlannedRequest, choice: Completion, whole: Completion) -> answers.Choice:

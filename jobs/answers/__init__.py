@@ -40,6 +40,8 @@ class Outcome:
     ttft_seconds: float | None = None
     inter_token_seconds: float | None = None
     embeddings: list[list[float]] | None = None
+    draft_tokens: int = 0
+    draft_tokens_accepted: int = 0
 
 
 def usage(request: PlannedRequest, outcome: Outcome) -> Usage:

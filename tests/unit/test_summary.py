@@ -32,6 +32,12 @@ def _built(*entries: tuple[dict[str, Any], Usage], cost: float | None = None) ->
     return gathered.build(COUNTS, 9.0, cost)
 
 
+def test_acceptance_is_of_all_drafts() -> None:
+    drafted = _metrics(draft_tokens=6, draft_tokens_accepted=3), _metrics(draft_tokens=2)
+    found = _built(*((metrics, (1, 0, 1, 0)) for metrics in (*drafted, _metrics())))
+    assert (found["draft_tokens"], found["draft_acceptance"]) == (8, 0.375)
+
+
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=50), st.sampled_from(summary.PERCENTILES))
 def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(
     values: list[float], percent: int
@@ -44,7 +50,7 @@ def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(
 def test_a_job_where_nothing_ran_has_no_ratios() -> None:
     found = _built()
     assert found["tokens"] == {"prompt": 0, "cached": 0, "completion": 0, "reasoning": 0}
-    for name in ("tokens_per_second", "prefix_hit_ratio", "dedupe_ratio", "cost"):
+    for name in ("tokens_per_second", "prefix_hit_ratio", "dedupe_ratio", "cost", "draft_acceptance"):
         assert found[name] is None
     assert set(found["latency"].values()) == {None}
     assert (found["seconds"], found["worker_seconds"], found["workers"]) == (0.0, 0.0, 0)

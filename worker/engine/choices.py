@@ -32,6 +32,8 @@ class Family:
             others=others,
             # The first to be admitted computes the prompt, the others find it.
             cached_tokens=min(choice.cached_tokens or 0 for choice in choices),
+            draft_tokens=sum(choice.draft_tokens for choice in choices),
+            draft_tokens_accepted=sum(choice.draft_tokens_accepted for choice in choices),
         )
 
 

@@ -344,7 +344,14 @@ class FastEngine(Engine):
 
     def _hand_over(self, sequence: Sequence, completion: Completion) -> None:
         self._scheduler.finish(sequence)
-        self._finish(sequence.row, _with_cached(completion, sequence.cached_tokens))
+        row = sequence.row
+        known = dataclasses.replace(
+            completion,
+            cached_tokens=sequence.cached_tokens,
+            draft_tokens=row.draft_tokens,
+            draft_tokens_accepted=row.draft_tokens_accepted,
+        )
+        self._finish(row, known)
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
         if not sequence.preempted:
@@ -381,7 +388,3 @@ def _rows_of(logits: Tensor, rows: list[int]) -> Tensor:
 def _prompt_logits(sequences: list[Sequence]) -> Tensor:
     """Return the logits [S, V] after prompts that are prefixes."""
     return torch.stack([s.node.logits for s in sequences if s.node.logits is not None])
-
-
-def _with_cached(completion: Completion, cached_tokens: int | None) -> Completion:
-    return dataclasses.replace(completion, cached_tokens=cached_tokens)

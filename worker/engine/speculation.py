@@ -55,7 +55,9 @@ class Speculation:
         if not drafts:
             return batch
         self._stats.speculative_steps += 1
-        self._stats.draft_tokens += sum(map(len, drafts.values()))
+        for sequence, tokens in drafts.items():
+            self._stats.draft_tokens += len(tokens)
+            sequence.row.draft_tokens += len(tokens)
         return dataclasses.replace(batch, drafts=drafts)
 
     def accept(self, drafted: list[Drafted], choose: Choose) -> None:
@@ -117,6 +119,7 @@ class Speculation:
             return False
         right = tokens[position] == sequence.tokens[-1]
         self._stats.draft_tokens_accepted += right
+        sequence.row.draft_tokens_accepted += right
         self._chances.learn(sequence, right)
         if not right or sequence.slot is None:  # it has ended
             return False

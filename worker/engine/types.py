@@ -130,8 +130,9 @@ class Completion:
     `token_ids` are all sampled tokens, also those that end it or make up a stop string, which `text` does not
     have; `logprobs` has one entry for each. `cached_tokens` is how many prompt tokens were not computed
     because another request shared them. `prompt_logprobs` has an entry for each token of the prompt, the
-    first None. `others` are the choices after the first, in the order of their index. `embeddings` has a
-    vector for each input of an embedding request. `error` is one line, set only with finish_reason "error":
+    first None. `draft_tokens` were guessed for all choices, `draft_tokens_accepted` of them right.
+    `others` are the choices after the first, in the order of their index. `embeddings` has a vector for each
+    input of an embedding request. `error` is one line, set only with finish_reason "error":
     no choice counts.
     """
 
@@ -145,6 +146,8 @@ class Completion:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     embeddings: list[list[float]] | None = None
+    draft_tokens: int = 0
+    draft_tokens_accepted: int = 0
     others: "tuple[Completion, ...]" = ()
 
     @property
@@ -323,6 +326,8 @@ class Row:
     admitted: float = 0.0
     first_token: float | None = None
     token_ids: list[int] = field(default_factory=list)
+    draft_tokens: int = 0
+    draft_tokens_accepted: int = 0
     dropped: bool = False
     """Cancelled or replaced: whatever still comes of it is thrown away."""
 

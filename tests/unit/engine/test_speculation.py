@@ -268,8 +268,10 @@ def test_a_draft_model_draws_as_the_model_does(open_subject: exactness.Open) -> 
     engine = drafting(subject.engine(), itself(subject))
     drawn: dict[str, Any] = {"max_tokens": 20, "temperature": 1.0, "ignore_eos": True}
     asked = [request(str(i), [i, 2, 3], seed=i, **drawn) for i in range(4)]
-    ran(engine, asked)
-    assert engine.stats.draft_tokens_accepted == engine.stats.draft_tokens > 60
+    done = Schedule().run(engine, [*asked, request("n", [9, 2, 3], n=2, **drawn)])
+    assert engine.stats.draft_tokens_accepted == engine.stats.draft_tokens > 90
+    assert sum(c.draft_tokens for c in done.values()) == engine.stats.draft_tokens
+    assert all(c.draft_tokens_accepted == c.draft_tokens > 10 for c in done.values())
 
 
 def test_a_draft_model_without_memory_drafts_for_those_it_has_room_for(open_subject: exactness.Open) -> None:
