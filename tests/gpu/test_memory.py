@@ -115,7 +115,7 @@ def test_a_context_beyond_the_pool_is_read_from_host_memory(
     fields = {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
     asked = [Request(str(i), prompt[i:], Sampling(**fields)) for i in range(2)]
     streamed = 0
-    pack = engine._pack
+    pack = engine._stepper.pack
 
     def packed(batch: Any) -> Any:
         nonlocal streamed
@@ -123,7 +123,7 @@ def test_a_context_beyond_the_pool_is_read_from_host_memory(
         streamed += made.step.streamed is not None  # type: ignore[union-attr]
         return made
 
-    engine._pack = packed  # type: ignore[assignment]
+    engine._stepper.pack = packed  # type: ignore[assignment]
     done = subjects.run(engine, asked)
     assert streamed >= 2 * 24
     assert engine.stats.kv_host_bytes_in_use == 0

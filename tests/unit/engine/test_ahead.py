@@ -132,7 +132,7 @@ def check_outputs(
         assert found[id] == expected[id]
     engine.forget_prefixes()
     assert engine.stats.kv_bytes_in_use == engine.stats.kv_host_bytes_in_use == 0
-    assert engine._flight is None
+    assert engine._stepper.flight is None
 
 
 def decoding(tiny_loaded: loader.Loaded, **sampling: Any) -> tuple[FastEngine, LateDevice]:

@@ -23,7 +23,7 @@ _PROMPT = [(7 * i + i // 9) % 250 for i in range(230)]
 def watch(engine: FastEngine) -> list[int]:
     """Return a list that gets the number of pieces of each step."""
     pieces: list[int] = []
-    pack = engine._pack
+    pack = engine._stepper.pack
 
     def packed(batch: Any) -> Any:
         made = pack(batch)
@@ -31,7 +31,7 @@ def watch(engine: FastEngine) -> list[int]:
         pieces.append(0 if streamed is None else len(streamed.pieces))
         return made
 
-    engine._pack = packed
+    engine._stepper.pack = packed
     return pieces
 
 

@@ -28,7 +28,7 @@ def subject(request: pytest.FixtureRequest, open_subject: exactness.Open) -> Sub
 def run(subject: Subject, requests: list[Request], **config: Any) -> tuple[FastEngine, dict[str, Any]]:
     schedule = Schedule(pauses=(0, 2, 1, 0, 3), memory_tokens=600, config={"max_running": 6, **config})
     engine = schedule.open(subject)
-    engine._pack.__self__.least_saved = 1  # type: ignore[attr-defined]
+    engine._stepper.pack.__self__.least_saved = 1  # type: ignore[attr-defined]
     return engine, schedule.run(engine, requests)
 
 

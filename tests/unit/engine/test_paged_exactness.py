@@ -30,7 +30,7 @@ def subject(name: str, tokenizer: object) -> exactness.Subject:
 def engine_of(name: str, open_subject: exactness.Open, schedule: Schedule, least_saved: int) -> FastEngine:
     engine = schedule.open(subject(name, open_subject("llama").loaded.tokenizer))
     assert isinstance(engine._memory, pages.Memory)
-    engine._pack.__self__.least_saved = least_saved  # type: ignore[attr-defined]
+    engine._stepper.pack.__self__.least_saved = least_saved  # type: ignore[attr-defined]
     return engine
 
 
@@ -111,14 +111,14 @@ def test_prompts_that_take_turns_come_back_from_host_memory(open_subject: exactn
 def test_shared_pages_are_attended_to_once(open_subject: exactness.Open) -> None:
     engine = engine_of("llama", open_subject, Schedule(), 1)
     shared = []
-    pack = engine._pack
+    pack = engine._stepper.pack
 
     def packed(batch: object) -> object:
         result = pack(batch)  # type: ignore[arg-type]
         shared.append(result.step.shared)  # type: ignore[union-attr]
         return result
 
-    engine._pack = packed  # type: ignore[assignment]
+    engine._stepper.pack = packed  # type: ignore[assignment]
     done = Schedule().run(engine, long_ones())
     exactness.check("llama", long_ones(), exactness.tokens_of(done))
     assert any(each is not None for each in shared)

@@ -97,7 +97,7 @@ def drafting(engine: FastEngine, drafter: drafts.Drafter | None) -> FastEngine:
     engine.config = replace(engine.config, speculate_below=1000)
     spoken = speculation.Speculation(drafter, engine.config, engine.stats, "cpu")
     spoken._fixed = 1e9
-    engine._speculation = spoken
+    engine._stepper.speculation = spoken
     return engine
 
 
@@ -189,7 +189,7 @@ def test_right_drafts_save_steps_and_are_counted(tiny_loaded: loader.Loaded) -> 
 
 def test_nothing_is_drafted_while_as_many_run_as_the_threshold_says(tiny_loaded: loader.Loaded) -> None:
     engine = drafting(test_scheduler.open_hashing(tiny_loaded), Free(Hashed(), 1.0))
-    engine._speculation._config = replace(engine.config, speculate_below=3)
+    engine._stepper.speculation._config = replace(engine.config, speculate_below=3)
     asked = [request(str(i), [i], max_tokens=10) for i in range(3)] + [request("b", [9], max_tokens=30)]
     test_scheduler.check(asked, list(engine.generate(asked)))
     # Alone, "b" has 20 tokens to go; with the others it has had no draft.
@@ -298,7 +298,7 @@ def test_a_draft_model_that_raises_is_not_asked_again(open_subject: exactness.Op
     engine = drafting(open_subject("llama").engine(), Broken())
     asked = [request("a", [5] * 9, max_tokens=9, ignore_eos=True)]
     exactness.check("llama", asked, ran(engine, asked))
-    assert engine._speculation._drafter is None
+    assert engine._stepper.speculation._drafter is None
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused_at_load(tiny_path: Path, tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_a_model_opens_with_its_draft_model(tiny_path: Path, tmp_path: Path) -> 
     engine = opening.open_model(str(tiny_path), config)
     try:
         assert isinstance(engine, FastEngine)
-        engine._speculation._fixed = 1e9
+        engine._stepper.speculation._fixed = 1e9
         [done] = engine.generate([request("a", [40, 41, 42], max_tokens=30, ignore_eos=True)])
         assert engine.stats.draft_tokens_accepted == engine.stats.draft_tokens > 10
         assert len(done.token_ids) == 30
@@ -355,7 +355,7 @@ def chi_square(tiny_loaded: loader.Loaded, accept: Callable[..., Any] | None = N
     engine = FastEngine(loaded, EngineConfig(max_running=500), Markov())
     drafting(engine, Likely())
     if accept is not None:
-        engine._speculation._goes_on = accept.__get__(engine._speculation)  # type: ignore[method-assign]
+        engine._stepper.speculation._goes_on = accept.__get__(engine._stepper.speculation)  # type: ignore[method-assign]
     count = 4000
     asked = [request(str(i), [1], max_tokens=3, temperature=1.0, seed=i) for i in range(count)]
     seen = Counter(tuple(c.token_ids[:3]) for c in engine.generate(asked))
