@@ -55,20 +55,15 @@ class FusedLayer(nn.Module):
         self._epsilon = parts.epsilon(layer.input_layernorm)
         self._mlp_epsilon = parts.epsilon(layer.post_attention_layernorm)
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self._counts = [p.weight.shape[0] // self._size for p in projections]
-        weight = torch.cat([p.weight.data for p in projections])
-        bias = (
-            torch.cat([parts.bias(p) for p in projections])
-            if any(p.bias is not None for p in projections)
-            else None
-        )
-        self._qkv = PackedLinear(weight * parts.norm_weight(layer.input_layernorm, weight.shape[1]), bias)
+        self._counts = [projection.out_features // self._size for projection in projections]
+        norm = parts.norm_weight(layer.input_layernorm, attention.q_proj.in_features)
+        self._qkv = PackedLinear(*parts.join(projections), norm)
         self._output = _packed(attention.o_proj)
         self._head_norms, self._head_epsilon = parts.join_head_norms(
             attention, self._counts, parts.norm_weight
         )
         self._mlp = _mlp(layer)
-        self._kernels = library.kernels(weight.dtype, weight.device)
+        self._kernels = library.kernels(norm.dtype, norm.device)
         self._is_last = is_last
         self._whole = self._join_all()
 
@@ -129,7 +124,7 @@ def _mlp(layer: Any) -> nn.Module:
     if not parts.is_gated(layer.mlp):
         return parts.OwnMlp(layer)
     return _GatedMlp(
-        layer.mlp, parts.norm_weight(layer.post_attention_layernorm, layer.mlp.gate_proj.weight.shape[1])
+        layer.mlp, parts.norm_weight(layer.post_attention_layernorm, layer.mlp.gate_proj.in_features)
     )
 
 
@@ -142,5 +137,4 @@ def _inverse_rms(x: Tensor, epsilon: float, kernels: Kernels | None) -> Tensor:
 
 
 def _packed(linear: Any, norm: Tensor | None = None) -> PackedLinear:
-    weight = linear.weight.data if norm is None else linear.weight.data * norm
-    return PackedLinear(weight, None if linear.bias is None else linear.bias.data)
+    return PackedLinear(*packed.content(linear), norm)

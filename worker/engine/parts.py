@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from worker.engine import packed
+from worker.engine.native.panels import AnyWeight
+from worker.engine.quantize import linear as integer
+from worker.engine.quantize.linear import IntLinear
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -22,15 +25,35 @@ def looks_fusable(layer: Any) -> bool:
         return False
     if _names(layer.self_attn) not in (_ATTENTION, _ATTENTION | _HEAD_NORMS):
         return False
-    linears = [getattr(layer.self_attn, name) for name in _ATTENTION]
-    if is_gated(layer.mlp):
-        linears += [layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj]
     norms = [layer.input_layernorm, layer.post_attention_layernorm]
-    return all(map(packed.is_plain, linears)) and all(epsilon(norm) > 0 for norm in norms)
+    merges = all(len(linears) == 1 or _can_join(linears) for linears in _products(layer))
+    plain = all(packed.is_plain(linear) for linears in _products(layer) for linear in linears)
+    return plain and merges and all(epsilon(norm) > 0 for norm in norms)
 
 
 def can_pack(layer: Any) -> bool:
-    return packed.can_pack(layer.self_attn.q_proj.weight)
+    return all(packed.can_pack(linear) for linears in _products(layer) for linear in linears)
+
+
+def _products(layer: Any) -> list[list[Any]]:
+    """Return the linear layers of a decoder layer, those together that are one product when merged."""
+    attention, mlp = layer.self_attn, layer.mlp
+    products = [[attention.q_proj, attention.k_proj, attention.v_proj], [attention.o_proj]]
+    return products + ([[mlp.gate_proj, mlp.up_proj], [mlp.down_proj]] if is_gated(mlp) else [])
+
+
+def _can_join(linears: list[Any]) -> bool:
+    integers = [linear for linear in linears if isinstance(linear, IntLinear)]
+    return not integers or (len(integers) == len(linears) and integer.can_join(integers))
+
+
+def join(linears: list[Any]) -> tuple[AnyWeight, Tensor | None]:
+    """Return the weight and bias of linear layers, one behind another."""
+    if isinstance(linears[0], IntLinear):
+        return packed.content(integer.join(linears))
+    biased = any(linear.bias is not None for linear in linears)
+    joined = torch.cat([linear.weight.data for linear in linears])
+    return joined, torch.cat([bias(linear) for linear in linears]) if biased else None
 
 
 def _names(module: nn.Module) -> set[str]:
@@ -105,8 +128,8 @@ def wide_norm_weight(norm: Any, size: int) -> Tensor:
 
 def bias(linear: Any) -> Tensor:
     """Return the bias [outputs], zeros where there is none."""
-    weight: Tensor = linear.weight
-    return weight.new_zeros(weight.shape[0]) if linear.bias is None else linear.bias.data
+    known: Tensor | None = linear.bias
+    return linear.weight.new_zeros(linear.out_features) if known is None else known.data
 
 
 def is_silu(activation: Any) -> bool:

@@ -59,7 +59,7 @@ def open_subject(tiny_loaded: loader.Loaded) -> Callable[..., Any]:
 def two_threads_for_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run tests of compiled kernels on two threads, also where each process of tests has one."""
     name = request.module.__name__.rpartition(".")[2]
-    if not name.startswith(("test_native", "test_products")):
+    if not name.startswith(("test_native", "test_products", "test_int_linear")):
         yield
         return
     import torch

@@ -11,12 +11,12 @@ namespace {
 template <class T>
 struct Decoder {
   int64_t hidden, inner;
-  const T *qkv, *qkv_bias, *output, *output_bias, *gate_up, *gate_up_bias, *down, *down_bias;
   T epsilon, mlp_epsilon;
   T* x;                   // [tokens, hidden]: changed in place
   T* scratch;             // as many as scratch_of says
   const int64_t* wanted;  // the tokens whose output is needed, or null: all
   int64_t wanted_count;
+  Weight<T> qkv, output, gate_up, down;
   Layer<T> attention;  // q, k, v, out and softmax are laid out here
 };
 
@@ -51,9 +51,7 @@ void decoder(const Step& s, Decoder<T> d, int threads) {
   l.out = take(tokens * attended), l.softmax = take(tokens * l.heads * 2);
 
   inverse_rms(d.x, d.hidden, tokens, d.hidden, d.epsilon, scale, threads);
-  product(
-      Product<T>{d.x, d.hidden, tokens, d.hidden, projected, d.qkv, d.qkv_bias, scale, nullptr, l.q, projected, PLAIN},
-      threads);
+  product(Product<T>{d.x, d.hidden, tokens, d.hidden, projected, scale, nullptr, l.q, projected, PLAIN, d.qkv}, threads);
   attention(s, l, threads);
 
   T *x = d.x, *out = l.out;
@@ -63,15 +61,12 @@ void decoder(const Step& s, Decoder<T> d, int threads) {
     x = take(rows * d.hidden), out = take(rows * attended);
     gather(d.x, d.wanted, rows, d.hidden, x), gather(l.out, d.wanted, rows, attended, out);
   }
-  product(Product<T>{out, attended, rows, attended, d.hidden, d.output, d.output_bias, nullptr, x, x, d.hidden, ADD},
-          threads);
+  product(Product<T>{out, attended, rows, attended, d.hidden, nullptr, x, x, d.hidden, ADD, d.output}, threads);
   inverse_rms(x, d.hidden, rows, d.hidden, d.mlp_epsilon, scale, threads);
   T* inner = take(rows * d.inner);
-  product(Product<T>{x, d.hidden, rows, d.hidden, d.inner, d.gate_up, d.gate_up_bias, scale, nullptr, inner, d.inner,
-                     SILU_GATE},
+  product(Product<T>{x, d.hidden, rows, d.hidden, d.inner, scale, nullptr, inner, d.inner, SILU_GATE, d.gate_up},
           threads);
-  product(Product<T>{inner, d.inner, rows, d.inner, d.hidden, d.down, d.down_bias, nullptr, x, x, d.hidden, ADD},
-          threads);
+  product(Product<T>{inner, d.inner, rows, d.inner, d.hidden, nullptr, x, x, d.hidden, ADD, d.down}, threads);
   if (d.wanted) scatter(x, d.wanted, rows, d.hidden, d.x);
 }
 

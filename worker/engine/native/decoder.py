@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from worker.engine.attention import Scoring
-from worker.engine.native import attention, library
+from worker.engine.native import attention, library, panels
 from worker.engine.native.library import Kernels, pointer
 from worker.engine.packed import PackedGate, PackedLinear
 
@@ -30,8 +30,9 @@ class NativeDecoder:
     ) -> None:
         """Take the numbers of query, key and value heads, and qkv, output, gate with up, and down."""
         heads, groups, _ = counts
-        qkv, _, gate_up, down = linears
-        size = qkv.outputs // sum(counts)
+        qkv, output, gate_up, down = linears
+        weights = {"qkv": qkv.panels, "output": output.panels, "gate_up": gate_up.panels, "down": down.panels}
+        size = qkv.panels.outputs // sum(counts)
         self._sinks = None if scoring.sinks is None else scoring.sinks.to(kernels.dtype).contiguous()
         self._kept = (linears, head_norms)
         kinds = attention.layer_structure(kernels)
@@ -48,16 +49,15 @@ class NativeDecoder:
             head_norm=pointer(head_norms),
             epsilon=head_epsilon,
         )
-        names = "qkv qkv_bias output output_bias gate_up gate_up_bias down down_bias"
-        fields = f"hidden inner {names} epsilon mlp_epsilon x scratch wanted wanted_count"
-        structure = library.structure("Decoder", fields, kernels.real, "epsilon mlp_epsilon", attention=kinds)
-        addresses = (address for linear in linears for address in linear.addresses)
+        last = {**dict.fromkeys(weights, panels.Weight), "attention": kinds}
+        fields = "hidden inner epsilon mlp_epsilon x scratch wanted wanted_count"
+        structure = library.structure("Decoder", fields, kernels.real, "epsilon mlp_epsilon", **last)
         self._task = structure(
-            hidden=down.outputs,
-            inner=gate_up.outputs,
-            **dict(zip(names.split(), addresses, strict=True)),
+            hidden=down.panels.outputs,
+            inner=gate_up.panels.outputs,
             epsilon=epsilons[0],
             mlp_epsilon=epsilons[1],
+            **{name: weight.structure() for name, weight in weights.items()},
             attention=self._attention,
         )
 

@@ -21,6 +21,7 @@ constexpr int BYTES = 32, ROWS = 4, NV = 3;  // 12 + 3 + 1: of 16 registers
 constexpr int BYTES = 16, ROWS = 8, NV = 3;
 #endif
 constexpr int64_t K_BLOCK = 768;        // rows of a panel that stay in the level-1 and 2 caches
+constexpr int64_t INTEGER_BLOCK = 128;  // rows of a panel of integers that are floats at a time; a multiple of 8
 constexpr int64_t A_BYTES = 512 << 10;  // input rows that stay in the level-2 cache
 constexpr int64_t KEY_BLOCK = 96;
 

@@ -2,13 +2,15 @@
 //
 // A weight [outputs, inputs] becomes panels of WIDTH columns; ROWS rows of the input against a panel are summed in
 // registers over K_BLOCK inputs at a time. The sum of an output is taken in the same order whatever the batch is, so
-// that a row's result does not depend on its neighbours. While one panel is used the next comes from memory.
+// that a row's result does not depend on its neighbours. While one panel is used the next comes from memory. Integers
+// become floats a block at a time, in the level-1 cache, and from there on it is the same product.
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <vector>
 
-#include "lanes.h"
+#include "integers.h"
 
 namespace {
 
@@ -53,22 +55,21 @@ template <class T>
 struct Product {
   const T* x;  // [rows, inputs], `x_row` apart
   int64_t x_row, rows, inputs, outputs;
-  const T* weight;   // panels [inputs, WIDTH]; SILU_GATE: of gate and up in turn
-  const T* bias;     // [outputs] or null (for SILU_GATE in the order of the panels, padded)
   const T* scale;    // [rows]: factors of the sums, or null
   const T* summand;  // [rows, outputs] for ADD, `y_row` apart as y; may be y
   T* y;
   int64_t y_row;
   int64_t ending;
+  Weight<T> weight;
 };
 
-// Computes `rows` rows of one panel into sums [rows, WIDTH], scale and bias included.
+// Sums up `rows` rows of one panel of numbers [rows, WIDTH].
 template <class T>
-void panel_sums(const Product<T>& p, int64_t first, int64_t rows, int64_t panel, int64_t following, T* sums) {
-  const T* weight = p.weight + panel * p.inputs * WIDTH<T>;
+void add_numbers(const Product<T>& p, int64_t first, int64_t rows, int64_t panel, int64_t following, T* sums) {
+  const T *numbers = static_cast<const T*>(p.weight.data), *weight = numbers + panel * p.inputs * WIDTH<T>;
   const int64_t blocks = (p.inputs + K_BLOCK - 1) / K_BLOCK, depth = (p.inputs + blocks - 1) / blocks;
   const int64_t tiles = (rows + ROWS - 1) / ROWS, pace = WIDTH<T> * sizeof(T) / tiles;
-  const char* ahead = reinterpret_cast<const char*>(p.weight + following * p.inputs * WIDTH<T>);
+  const char* ahead = reinterpret_cast<const char*>(numbers + following * p.inputs * WIDTH<T>);
   for (int64_t k = 0; k < p.inputs; k += depth) {
     const int64_t now = std::min(depth, p.inputs - k);
     for (int64_t r = 0; r < rows; r += ROWS, ahead += now * pace) {
@@ -87,12 +88,41 @@ void panel_sums(const Product<T>& p, int64_t first, int64_t rows, int64_t panel,
       });
     }
   }
-  if (!p.scale && !p.bias) return;
+}
+
+// The same of a panel of integers.
+inline void add_integers(const Product<float>& p, int64_t first, int64_t rows, int64_t panel, int64_t following,
+                         float* sums) {
+  alignas(64) float columns[INTEGER_BLOCK * WIDTH<float>];
+  for (int64_t k = 0; k < p.inputs; k += INTEGER_BLOCK) {
+    const int64_t now = std::min(INTEGER_BLOCK, p.inputs - k);
+    if (p.weight.bits == 4)
+      unpack<4>(p.weight, p.inputs, panel, following, k, now, columns);
+    else
+      unpack<8>(p.weight, p.inputs, panel, following, k, now, columns);
+    for (int64_t r = 0; r < rows; r += ROWS)
+      with_rows(std::min<int64_t>(ROWS, rows - r), [&](auto count) {
+        constexpr int R = decltype(count)::value;
+        const float* x = p.x + (first + r) * p.x_row + k;
+        tile<float, R>(x, p.x_row, 1, columns, now, sums + r * WIDTH<float>, k);
+      });
+  }
+}
+
+// Computes `rows` rows of one panel into sums [rows, WIDTH], scale and bias included.
+template <class T>
+void panel_sums(const Product<T>& p, int64_t first, int64_t rows, int64_t panel, int64_t following, T* sums) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (p.weight.bits)
+      add_integers(p, first, rows, panel, following, sums);
+    else
+      add_numbers(p, first, rows, panel, following, sums);
+  } else {
+    add_numbers(p, first, rows, panel, following, sums);
+  }
+  if (!p.scale && !p.weight.bias) return;
   T bias[WIDTH<T>] = {};
-  if (p.bias)
-    std::memcpy(
-        bias, p.bias + panel * WIDTH<T>,
-        sizeof(T) * (p.ending == SILU_GATE ? WIDTH<T> : std::min<int64_t>(WIDTH<T>, p.outputs - panel * WIDTH<T>)));
+  if (p.weight.bias) std::memcpy(bias, p.weight.bias + panel * WIDTH<T>, sizeof bias);
   for (int64_t r = 0; r < rows; r++) {
     const V<T> factor = all<T>(p.scale ? p.scale[first + r] : T(1));
     for (int v = 0; v < NV; v++) {
@@ -127,15 +157,30 @@ void unit(const Product<T>& p, int64_t first, int64_t rows, int64_t panel, int64
   }
 }
 
+// Writes a row of x as the panels of a weight take it.
 template <class T>
-void product(const Product<T>& p, int threads) {
+void arrange(const Weight<T>& w, const T* x, int64_t inputs, T* out) {
+  for (int64_t i = 0; i < inputs; i++) out[i] = x[w.order ? w.order[i] : i] * (w.factors ? w.factors[i] : T(1));
+}
+
+template <class T>
+void product(Product<T> p, int threads) {
   const int64_t panels = (p.outputs + WIDTH<T> - 1) / WIDTH<T>;
   const int64_t fitting = A_BYTES / (std::min(p.inputs, K_BLOCK) * int64_t(sizeof(T))) / ROWS * ROWS;
   const int64_t block = std::max<int64_t>(ROWS, std::min<int64_t>(fitting, (p.rows + ROWS - 1) / ROWS * ROWS));
   const int64_t blocks = (p.rows + block - 1) / block;
+  const T* given = p.x;
+  const int64_t given_row = p.x_row;
+  std::unique_ptr<T[]> arranged(p.weight.order || p.weight.factors ? new T[p.rows * p.inputs] : nullptr);
+  if (arranged) p.x = arranged.get(), p.x_row = p.inputs;
   std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads)
   {
+    if (arranged) {
+#pragma omp for schedule(static)
+      for (int64_t r = 0; r < p.rows; r++)
+        arrange(p.weight, given + r * given_row, p.inputs, arranged.get() + r * p.inputs);
+    }
     std::vector<T> sums(block * WIDTH<T> * (p.ending == SILU_GATE ? 2 : 1));
     const int64_t units = blocks * panels;
     for (int64_t u = next++, following; u < units; u = following) {
