@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from worker.engine import interface, parts, precision
+from worker.engine import interface, packed, parts, precision
 from worker.engine.attention import Scoring
 from worker.engine.parts import Rotary
 from worker.engine.pointwise import Pointwise
+from worker.engine.quantize import linear as integer
+from worker.engine.quantize.linear import IntLinear
 
 
 class MergedLinear(nn.Module):
@@ -34,6 +36,12 @@ class MergedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+
+def _merged(linears: list[Any]) -> nn.Module:
+    if isinstance(linears[0], IntLinear):
+        return packed.fastest(integer.join(linears))
+    return MergedLinear(linears)
 
 
 @torch.no_grad()
@@ -58,10 +66,10 @@ class MergedLayer(nn.Module):
         self._operations = operations
         self._size = attention.head_dim
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self._counts = [projection.weight.shape[0] // self._size for projection in projections]
-        self._qkv = MergedLinear(projections)
-        self._output = MergedLinear([attention.o_proj])
-        self._norm = parts.wide_norm_weight(layer.input_layernorm, attention.q_proj.weight.shape[1])
+        self._counts = [projection.out_features // self._size for projection in projections]
+        self._qkv = _merged(projections)
+        self._output = _merged([attention.o_proj])
+        self._norm = parts.wide_norm_weight(layer.input_layernorm, attention.q_proj.in_features)
         self._epsilon = parts.epsilon(layer.input_layernorm)
         self._head_norm, self._head_epsilon = parts.join_head_norms(
             attention, self._counts, parts.wide_norm_weight
@@ -89,10 +97,10 @@ class _GatedMlp(nn.Module):
         super().__init__()
         mlp = layer.mlp
         self._operations = operations
-        self._norm = parts.wide_norm_weight(layer.post_attention_layernorm, mlp.gate_proj.weight.shape[1])
+        self._norm = parts.wide_norm_weight(layer.post_attention_layernorm, mlp.gate_proj.in_features)
         self._epsilon = parts.epsilon(layer.post_attention_layernorm)
-        self._gate_up = MergedLinear([mlp.gate_proj, mlp.up_proj])
-        self._down = MergedLinear([mlp.down_proj])
+        self._gate_up = _merged([mlp.gate_proj, mlp.up_proj])
+        self._down = _merged([mlp.down_proj])
         self._activated = operations.gate if parts.is_silu(mlp.act_fn) else _gated_by(mlp.act_fn)
 
     def forward(self, x: Tensor) -> Tensor:

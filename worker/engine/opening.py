@@ -11,6 +11,7 @@ from worker.engine import (
     kv_budget,
     leading,
     loader,
+    packed,
     parallel,
     sizing,
 )
@@ -85,6 +86,7 @@ def over(loaded: loader.Loaded, config: EngineConfig, name: str = "") -> Engine:
         library.require(loaded.model.dtype, loaded.device)
     with library.disabled(config.kernels == "torch"):
         engine = _best(loaded, config, name)
+    engine.stats.int_fallbacks = packed.count_plain_integers(loaded.model)
     if config.kernels == "native" and not engine.stats.native_kernels:
         engine.close()
         code = "code" if isinstance(engine, EmbeddingEngine) else "generate"
@@ -108,6 +110,7 @@ def _best(loaded: loader.Loaded, config: EngineConfig, name: str) -> Engine:
             log.warning("fallback to transformers' generate name=%s reason=%r", name, str(reason))
     if config.speculate == "draft":
         log.warning("the fallback has no use for a draft model name=%s", name)
+    packed.pack_integers(loaded.model)
     engine = FallbackEngine(loaded, config)
     engine.stats.fallbacks = 1
     return engine

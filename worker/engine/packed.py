@@ -6,6 +6,7 @@ inductor compiles to; they are private); and plain torch, the twin of both.
 """
 
 import ctypes
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +18,10 @@ from transformers.pytorch_utils import Conv1D
 from worker.engine.native import library, panels
 from worker.engine.native.library import Kernels, pointer
 from worker.engine.native.panels import AnyWeight, Panels
+from worker.engine.quantize import tiles
 from worker.engine.quantize.linear import IntLinear
 
+log = logging.getLogger(__name__)
 # Weights packed for this many rows are the fastest, or as fast as any, at 1 to 512 rows.
 _ROWS_HINT = 64
 _PLAIN, _ADD, _SILU_GATE = 0, 1, 2
@@ -182,9 +185,37 @@ def is_plain(layer: Any) -> bool:
     return type(layer) in (nn.Linear, IntLinear) and not (layer._forward_hooks or layer._forward_pre_hooks)
 
 
-def _packed(layer: Any) -> PackedLinear | None:
+def _packed(layer: Any) -> nn.Module | None:
+    if type(layer) is IntLinear:
+        faster = fastest(layer) if is_plain(layer) else layer
+        return None if faster is layer else faster
     if is_plain(layer) and can_pack(layer):
         return PackedLinear(*content(layer))
     if type(layer) is Conv1D and can_pack(layer):
         return PackedLinear(layer.weight.data.T, layer.bias.data)
     return None
+
+
+def fastest(layer: IntLinear) -> nn.Module:
+    """Return the fastest form of a layer of integers where it is, which may be itself."""
+    if can_pack(layer):
+        return PackedLinear(*content(layer))
+    return tiles.TiledLinear(layer.integers, layer.bias) if tiles.takes(layer) else layer
+
+
+def pack_integers(model: nn.Module) -> None:
+    """Replace a model's layers of integers by their fastest form."""
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is IntLinear and (faster := _packed(layer)) is not None:
+                setattr(parent, name, faster)
+
+
+def count_plain_integers(model: nn.Module) -> int:
+    """Return how many products dequantise their weight each time; says so."""
+    formats = [str(layer) for layer in model.modules() if isinstance(layer, IntLinear)]
+    if formats:
+        log.warning(
+            "products that dequantise their weight each time count=%d, as %s", len(formats), formats[0]
+        )
+    return len(formats)

@@ -277,6 +277,8 @@ class Stats:
     """1 when the fast engine cannot run this model, so that `generate` does."""
     native_kernels: int = 0
     """1 when products and attention run on the compiled kernels."""
+    int_fallbacks: int = 0
+    """Products with integers that dequantise their weight each time, as no faster way takes it."""
     compile_fallbacks: int = 0
     """Functions that torch did not compile, so that they run as they are."""
     dense_fallbacks: int = 0

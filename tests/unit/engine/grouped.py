@@ -1,5 +1,8 @@
 """Random weights of integers in groups, and models that have them."""
 
+import copy
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -30,34 +33,37 @@ def random_weight(
     )
 
 
-def nearest(weight: Tensor, bits: Bits = 4, group: int = 32) -> GroupedWeight:
+def nearest(weight: Tensor, bits: Bits = 4, group: int = 32, ordered: bool = False) -> GroupedWeight:
     """Return a weight [outputs, inputs] rounded to the nearest integers between each group's extremes."""
-    grouped = weight.float().unflatten(1, (-1, group))
+    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(3)) if ordered else None
+    grouped = (weight if order is None else weight[:, order]).float().unflatten(1, (-1, group))
     low, high = grouped.amin(2), grouped.amax(2)
     scales = ((high - low) / (2**bits - 1)).clamp(min=1e-9)
     integers = ((grouped - low[..., None]) / scales[..., None]).round().clamp(0, 2**bits - 1)
-    return GroupedWeight(weights.pack(integers.flatten(1), bits), scales, low, group, bits, minimum=True)
+    packed = weights.pack(integers.flatten(1), bits)
+    return GroupedWeight(packed, scales, low, group, bits, minimum=True, order=order)
 
 
-def quantize(model: nn.Module, bits: Bits = 4, group: int = 32) -> nn.Module:
-    """Replace the linear layers of a model's decoder layers whose inputs are whole groups."""
+def quantize(
+    model: Any, bits: Bits = 4, group: int = 32, ordered: bool = False, but: tuple[str, ...] = ()
+) -> Any:
+    """Replace the linear layers of a model's decoder layers, but those of some names."""
     for name, linear in list(model.named_modules()):
-        if type(linear) is nn.Linear and ".layers." in f".{name}" and linear.in_features % group == 0:
-            weight = linear.weight.data
-            rounded = IntLinear(nearest(weight, bits, group), linear.bias, weight.dtype)
-            model.set_submodule(name, rounded)
+        if type(linear) is nn.Linear and "layers." in name and not name.endswith(but or "-"):
+            weight = nearest(linear.weight.data, bits, group, ordered)
+            bias = None if linear.bias is None else linear.bias.data
+            model.set_submodule(name, IntLinear(weight, bias, linear.weight.dtype))
     return model
 
 
-def dequantize(model: nn.Module) -> nn.Module:
-    """Replace the layers of integers by linear layers that have the same weights."""
+def dequantized(model: Any) -> Any:
+    """Return a copy of a model in float64 whose layers of integers are linear layers of the same weights."""
+    model = copy.deepcopy(model).double()
     for name, rounded in list(model.named_modules()):
         if isinstance(rounded, IntLinear):
-            dtype = rounded.weight.dtype
-            linear = nn.Linear(
-                rounded.in_features, rounded.out_features, rounded.bias is not None, dtype=dtype
-            )
-            linear.weight.data = rounded.integers.dequantized(dtype)
+            biased = rounded.bias is not None
+            linear = nn.Linear(rounded.in_features, rounded.out_features, biased, dtype=torch.float64)
+            linear.weight.data = rounded.integers.dequantized(torch.float64)
             if rounded.bias is not None:
                 linear.bias.data = rounded.bias
             model.set_submodule(name, linear)

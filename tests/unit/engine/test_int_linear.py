@@ -1,4 +1,4 @@
-"""Products with integers are those with the numbers that the integers stand for, whatever way computes them."""
+"""Products with integers are those with the numbers that these stand for, whatever way computes them."""
 
 import copy
 import itertools
