@@ -11,7 +11,7 @@ template <class T>
 struct Weight {
   const void* data;  // panels [inputs, WIDTH], see `bits`; for SILU_GATE those of gate and up in turn
   const T* bias;     // [outputs] in the order of the panels, padded as they are, or null
-  int64_t bits;      // 0: numbers T; 8: bytes; 4: an input of 8 in each half byte of a dword, the first one lowest
+  int64_t bits;      // 0: numbers T; 4, 8: integers of 8 or 4 inputs in a dword, the first one lowest
   // The rest is of integers. An integer q stands for (q - offset) * scale, or q * scale + offset if `minimum`.
   const void *scales, *offsets;  // panels [groups, WIDTH]
   int64_t kind;                  // of scales and offsets
@@ -30,20 +30,16 @@ inline V<float> numbers(const void* from, int64_t at_number, int64_t kind) {
   return V<float>((bits & 0x7fff) << 13 | (bits & 0x8000) << 16) * 0x1p112f;
 }
 
-inline V<float> bytes(const char* from) {
-  typedef uint8_t Bytes __attribute__((vector_size(BYTES / 4), aligned(1), may_alias));
-  const I<float> integers = __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), I<float>);
-  return __builtin_convertvector(integers, V<float>);
-}
-
-// The half bytes number `i` of dwords.
-inline V<float> half_bytes(I<float> dwords, int i) {
+// The integers number `i` of dwords.
+template <int BITS>
+inline V<float> integers(I<float> dwords, int i) {
 #if defined(__AVX512F__)  // the permutation looks at no more than the lowest 4 bits
-  const __m512 known = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  return V<float>(_mm512_permutexvar_ps(_mm512_srli_epi32(__m512i(dwords), 4 * i), known));
-#else
-  return __builtin_convertvector(dwords >> 4 * i & 15, V<float>);
+  if constexpr (BITS == 4) {
+    const __m512 known = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return V<float>(_mm512_permutexvar_ps(_mm512_srli_epi32(__m512i(dwords), 4 * i), known));
+  }
 #endif
+  return __builtin_convertvector(dwords >> BITS * i & ((1 << BITS) - 1), V<float>);
 }
 
 // Writes `count` inputs of a panel from `from` on, which is a multiple of 8, as floats [count, WIDTH]; there is room up
@@ -51,7 +47,7 @@ inline V<float> half_bytes(I<float> dwords, int i) {
 template <int BITS>
 __attribute__((noinline)) void unpack(const Weight<float>& w, int64_t inputs, int64_t panel, int64_t following,
                                       int64_t from, int64_t count, float* out) {
-  constexpr int64_t WIDE = WIDTH<float>, STEP = BITS == 4 ? 8 : 1, STEP_BYTES = WIDE * STEP * BITS / 8;
+  constexpr int64_t WIDE = WIDTH<float>, STEP = 32 / BITS, STEP_BYTES = WIDE * sizeof(int32_t);
   const int64_t groups = inputs / w.group, panel_bytes = (inputs + STEP - 1) / STEP * STEP_BYTES;
   const char* data = static_cast<const char*>(w.data) + panel * panel_bytes + from / STEP * STEP_BYTES;
   const int64_t ahead = (following - panel) * panel_bytes;
@@ -66,12 +62,9 @@ __attribute__((noinline)) void unpack(const Weight<float>& w, int64_t inputs, in
     for (; k < until; k += STEP, data += STEP_BYTES, out += STEP * WIDE) {
       for (int64_t i = 0; i < STEP_BYTES; i += 64) __builtin_prefetch(data + ahead + i, 0, 2);
       for (int v = 0; v < NV; v++) {
-        if constexpr (BITS == 4) {
-          const I<float> dwords = I<float>(at(reinterpret_cast<const float*>(data) + v * W<float>));
-          for (int i = 0; i < 8; i++) at(out + i * WIDE + v * W<float>) = half_bytes(dwords, i) * scale[v] + offset[v];
-        } else {
-          at(out + v * W<float>) = bytes(data + v * W<float>) * scale[v] + offset[v];
-        }
+        const I<float> dwords = I<float>(at(reinterpret_cast<const float*>(data) + v * W<float>));
+        for (int i = 0; i < STEP; i++)
+          at(out + i * WIDE + v * W<float>) = integers<BITS>(dwords, i) * scale[v] + offset[v];
       }
     }
   }

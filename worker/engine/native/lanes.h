@@ -21,7 +21,9 @@ constexpr int BYTES = 32, ROWS = 4, NV = 3;  // 12 + 3 + 1: of 16 registers
 constexpr int BYTES = 16, ROWS = 8, NV = 3;
 #endif
 constexpr int64_t K_BLOCK = 768;        // rows of a panel that stay in the level-1 and 2 caches
-constexpr int64_t INTEGER_BLOCK = 128;  // rows of a panel of integers that are floats at a time; a multiple of 8
+// Rows of a panel of integers that are floats at a time, multiples of 8: for few input rows as many as stay in the
+// level-1 cache, for many more, since each block adds to the sums of all.
+constexpr int64_t INTEGER_BLOCK = 128, LARGE_INTEGER_BLOCK = 256, MANY_ROWS = 32;
 constexpr int64_t A_BYTES = 512 << 10;  // input rows that stay in the level-2 cache
 constexpr int64_t KEY_BLOCK = 96;
 

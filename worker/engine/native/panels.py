@@ -14,13 +14,11 @@ from worker.engine.quantize.weights import GroupedWeight
 AnyWeight = Tensor | GroupedWeight
 Weight = library.structure("Weight", "data bias bits scales offsets kind group minimum order factors")
 _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_STEP = 8
-"""Inputs of 4 bits that the kernels make floats of at a time."""
 
 
 def takes(weight: GroupedWeight) -> bool:
     """Tell whether the kernels can read integers; others are what no known format has."""
-    groups = weight.group == weight.inputs or weight.bits == 8 or weight.group % _STEP == 0
+    groups = weight.group == weight.inputs or weight.group * weight.bits % 32 == 0
     return groups and weight.scales.dtype == weight.offsets.dtype and weight.scales.dtype in _KINDS
 
 
@@ -102,8 +100,6 @@ class Panels:
 
 
 def _words(weight: GroupedWeight) -> Tensor:
-    """Return integers as what lies together in a panel: bytes, or dwords of 8 half bytes."""
-    if weight.bits == 8:
-        return weight.packed
+    """Return integers as the dwords that lie together in a panel."""
     padded = F.pad(weight.packed, (0, -weight.packed.shape[1] % 4))
     return padded.contiguous().view(torch.int32)

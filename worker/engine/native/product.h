@@ -93,9 +93,10 @@ void add_numbers(const Product<T>& p, int64_t first, int64_t rows, int64_t panel
 // The same of a panel of integers.
 inline void add_integers(const Product<float>& p, int64_t first, int64_t rows, int64_t panel, int64_t following,
                          float* sums) {
-  alignas(64) float columns[INTEGER_BLOCK * WIDTH<float>];
-  for (int64_t k = 0; k < p.inputs; k += INTEGER_BLOCK) {
-    const int64_t now = std::min(INTEGER_BLOCK, p.inputs - k);
+  alignas(64) float columns[LARGE_INTEGER_BLOCK * WIDTH<float>];
+  const int64_t depth = rows < MANY_ROWS ? INTEGER_BLOCK : LARGE_INTEGER_BLOCK;
+  for (int64_t k = 0; k < p.inputs; k += depth) {
+    const int64_t now = std::min(depth, p.inputs - k);
     if (p.weight.bits == 4)
       unpack<4>(p.weight, p.inputs, panel, following, k, now, columns);
     else
