@@ -119,6 +119,16 @@ def test_products_of_two_formats_in_one_layer_are_fused(tiny_loaded: loader.Load
     assert tokens(engine) == expected
 
 
+def test_a_head_of_integers_is_packed(tiny_loaded: loader.Loaded) -> None:
+    native_or_skip(torch.float32)
+    subject = model("llama")
+    subject.lm_head = IntLinear(grouped.nearest(subject.lm_head.weight.data, bits=8))
+    expected = wanted(subject)
+    engine = open_engine(subject, tiny_loaded)
+    assert isinstance(subject.lm_head, PackedLinear)
+    assert tokens(engine) == expected
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3_moe"])
 def test_the_guards_accept_integers_in_half_precision(name: str, dtype: torch.dtype) -> None:

@@ -36,7 +36,7 @@ inline V<float> integers(I<float> dwords, int i) {
 #if defined(__AVX512F__)  // the permutation looks at no more than the lowest 4 bits
   if constexpr (BITS == 4) {
     const __m512 known = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return V<float>(_mm512_permutexvar_ps(_mm512_srli_epi32(__m512i(dwords), 4 * i), known));
+    return V<float>(_mm512_permutexvar_ps(__m512i(dwords >> 4 * i), known));
   }
 #endif
   return __builtin_convertvector(dwords >> BITS * i & ((1 << BITS) - 1), V<float>);
