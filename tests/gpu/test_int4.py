@@ -54,8 +54,8 @@ def test_few_and_many_rows_are_as_near_as_dequantised_ones(
     group: int, shape: tuple[int, int], ordered: bool
 ) -> None:
     layer = layer_on_gpu(*shape, group, ordered)
-    tiled = TiledLinear(layer.integers, layer.bias)
-    weight = layer.integers.dequantized(torch.float64)
+    tiled = TiledLinear(layer.grouped, layer.bias)
+    weight = layer.grouped.dequantized(torch.float64)
     assert layer.bias is not None
     for count in (1, 2, 15, 16, 17, 64, 65, 300):
         x = rows_of(count, shape[1])
@@ -67,7 +67,7 @@ def test_few_and_many_rows_are_as_near_as_dequantised_ones(
 @pytest.mark.parametrize("count", [1, 16, 64, 128])
 def test_a_graph_records_it(count: int) -> None:
     layer = layer_on_gpu(256, 512, 64, ordered=True)
-    tiled, x = TiledLinear(layer.integers, layer.bias), rows_of(count, 512)
+    tiled, x = TiledLinear(layer.grouped, layer.bias), rows_of(count, 512)
     with torch.inference_mode():
         expected = tiled(x)
         graph, given = torch.cuda.CUDAGraph(), torch.zeros_like(x)

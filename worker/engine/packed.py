@@ -151,7 +151,7 @@ def _kernels_for(weight: AnyWeight) -> Kernels | None:
 
 def content(linear: Any) -> tuple[AnyWeight, Tensor | None]:
     """Return the weight of a linear layer, numbers or integers, and its bias."""
-    weight = linear.integers if isinstance(linear, IntLinear) else linear.weight.data
+    weight = linear.grouped if isinstance(linear, IntLinear) else linear.weight.data
     return weight, None if linear.bias is None else linear.bias.data
 
 
@@ -164,7 +164,7 @@ def _onednn_packs(weight: Tensor) -> bool:
 def can_pack(linear: Any) -> bool:
     """Tell whether products with the weight of a linear layer have a packed form."""
     if isinstance(linear, IntLinear):
-        return linear.weight.dtype == torch.float32 and _kernels_for(linear.integers) is not None
+        return linear.weight.dtype == torch.float32 and _kernels_for(linear.grouped) is not None
     return _onednn_packs(linear.weight) or _kernels_for(linear.weight) is not None
 
 
@@ -200,7 +200,7 @@ def fastest(layer: IntLinear) -> nn.Module:
     """Return the fastest form of a layer of integers where it is, which may be itself."""
     if can_pack(layer):
         return PackedLinear(*content(layer))
-    return tiles.TiledLinear(layer.integers, layer.bias) if tiles.takes(layer) else layer
+    return tiles.TiledLinear(layer.grouped, layer.bias) if tiles.takes(layer) else layer
 
 
 def pack_integers(model: nn.Module) -> None:

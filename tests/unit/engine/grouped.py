@@ -63,7 +63,7 @@ def dequantized(model: Any) -> Any:
         if isinstance(rounded, IntLinear):
             biased = rounded.bias is not None
             linear = nn.Linear(rounded.in_features, rounded.out_features, biased, dtype=torch.float64)
-            linear.weight.data = rounded.integers.dequantized(torch.float64)
+            linear.weight.data = rounded.grouped.dequantized(torch.float64)
             if rounded.bias is not None:
                 linear.bias.data = rounded.bias
             model.set_submodule(name, linear)

@@ -198,7 +198,7 @@ def test_another_dtype_leaves_scales_as_they_are() -> None:
     x = normal(3, 64)
     expected = layer(x)
     there_and_back = copy.deepcopy(layer).half().float()
-    assert there_and_back.integers.scales.dtype == torch.float32
+    assert there_and_back.grouped.scales.dtype == torch.float32
     there_and_back.bias = layer.bias
     assert torch.equal(there_and_back(x), expected)
     assert copy.deepcopy(layer).double()(x.double()).dtype == torch.float64

@@ -23,51 +23,38 @@ class IntLinear(nn.Module):
 
     def __init__(
         self,
-        weight: GroupedWeight,
+        grouped: GroupedWeight,
         bias: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
         exact: bool = False,
     ) -> None:
         """Take a weight, a bias [outputs], and the dtype of what goes in."""
         super().__init__()
-        self.integers = weight
-        self.in_features, self.out_features = weight.inputs, weight.outputs
+        self.grouped = grouped
+        self.in_features, self.out_features = grouped.inputs, grouped.outputs
         self.exact = exact
         # Models read the dtype and device of a layer's weight; one that reads the numbers fails.
-        self.register_buffer("weight", torch.empty(0, dtype=dtype, device=weight.packed.device), False)
+        self.register_buffer("weight", torch.empty(0, dtype=dtype, device=grouped.packed.device), False)
         self.register_buffer("bias", None if bias is None else bias.detach().to(dtype), False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.integers.dequantized(x.dtype), self.bias)
+        return F.linear(x, self.grouped.dequantized(x.dtype), self.bias)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Follow the module to another device; a dtype is that of what goes in, and integers stay."""
         super()._apply(fn, recurse)
-        self.integers = moved(self.integers, self.weight.device)
+        self.grouped = self.grouped.to(self.weight.device)
         return self
 
     def extra_repr(self) -> str:
-        weight = self.integers
+        weight = self.grouped
         return f"{self.in_features}, {self.out_features}, bits={weight.bits}, group={weight.group}"
-
-
-def moved(weight: GroupedWeight, device: torch.device) -> GroupedWeight:
-    """Return a weight on a device."""
-    if weight.packed.device == device:
-        return weight
-    return dataclasses.replace(
-        weight,
-        packed=weight.packed.to(device),
-        scales=weight.scales.to(device),
-        offsets=weight.offsets.to(device),
-        order=None if weight.order is None else weight.order.to(device),
-    )
 
 
 def can_join(linears: Sequence[IntLinear]) -> bool:
     """Tell whether layers have inputs in one order, and one format."""
-    first = linears[0].integers
-    return all(_alike(first, linear.integers) for linear in linears[1:])
+    first = linears[0].grouped
+    return all(_alike(first, linear.grouped) for linear in linears[1:])
 
 
 def _alike(a: GroupedWeight, b: GroupedWeight) -> bool:
@@ -85,7 +72,7 @@ def join(linears: Sequence[IntLinear]) -> IntLinear:
     first = linears[0]
     if len(linears) == 1:
         return first
-    weights = [linear.integers for linear in linears]
+    weights = [linear.grouped for linear in linears]
     joined = dataclasses.replace(
         weights[0],
         packed=torch.cat([weight.packed for weight in weights]),

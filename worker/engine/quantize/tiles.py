@@ -24,7 +24,7 @@ _FEW_ROWS = 64
 
 def takes(linear: IntLinear) -> bool:
     """Tell whether torch's product takes a layer where it is."""
-    weight = linear.integers
+    weight = linear.grouped
     fits = weight.inputs % _TILE_INPUTS == 0 and weight.outputs % _TILE_OUTPUTS == 0
     known = weight.bits == 4 and weight.group in _GROUPS and linear.weight.dtype == torch.bfloat16
     return fits and known and not linear.exact and _serves(weight.packed.device)

@@ -1,6 +1,6 @@
 """A matrix of small unsigned integers, each group of which has a scale and an offset of its own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -14,9 +14,10 @@ class GroupedWeight:
     """A weight [outputs, inputs]: `group` inputs in a row share a scale, and a zero point or a minimum.
 
     `packed` [outputs, inputs * bits / 8] uint8 has the integers of an output in the order of the inputs, of
-    4 bits the even one low. `scales` and `offsets` [outputs, inputs / group] are float16, bfloat16 or float32.
-    An integer q stands for (q - offset) * scale; with `minimum` for q * scale + offset: as a format has it, so
-    that nothing is rounded. `order` [inputs] int64: input i of the integers is input order[i] of the layer.
+    4 bits the even one low. `scales` and `offsets` [outputs, inputs / group] are float16, bfloat16 or
+    float32. An integer q stands for (q - offset) * scale; with `minimum` for q * scale + offset: as a format
+    has it, so that nothing is rounded. `order` [inputs] int64: input i of the integers is input order[i] of
+    the layer.
     """
 
     packed: Tensor
@@ -39,6 +40,12 @@ class GroupedWeight:
     def nbytes(self) -> int:
         order = 0 if self.order is None else self.order.nbytes
         return self.packed.nbytes + self.scales.nbytes + self.offsets.nbytes + order
+
+    def to(self, device: torch.device) -> "GroupedWeight":
+        """Return the same weight on a device."""
+        order = None if self.order is None else self.order.to(device)
+        packed, scales, offsets = self.packed.to(device), self.scales.to(device), self.offsets.to(device)
+        return replace(self, packed=packed, scales=scales, offsets=offsets, order=order)
 
     def integers(self) -> Tensor:
         """Return the integers [outputs, inputs] uint8."""
