@@ -94,7 +94,8 @@ void add_numbers(const Product<T>& p, int64_t first, int64_t rows, int64_t panel
 inline void add_integers(const Product<float>& p, int64_t first, int64_t rows, int64_t panel, int64_t following,
                          float* sums) {
   alignas(64) float columns[LARGE_INTEGER_BLOCK * WIDTH<float>];
-  const int64_t depth = rows < MANY_ROWS ? INTEGER_BLOCK : LARGE_INTEGER_BLOCK;
+  const int64_t most = rows < MANY_ROWS ? INTEGER_BLOCK : LARGE_INTEGER_BLOCK;
+  const int64_t blocks = (p.inputs + most - 1) / most, depth = ((p.inputs + blocks - 1) / blocks + 7) / 8 * 8;
   for (int64_t k = 0; k < p.inputs; k += depth) {
     const int64_t now = std::min(depth, p.inputs - k);
     if (p.weight.bits == 4)
@@ -161,7 +162,12 @@ void unit(const Product<T>& p, int64_t first, int64_t rows, int64_t panel, int64
 // Writes a row of x as the panels of a weight take it.
 template <class T>
 void arrange(const Weight<T>& w, const T* x, int64_t inputs, T* out) {
-  for (int64_t i = 0; i < inputs; i++) out[i] = x[w.order ? w.order[i] : i] * (w.factors ? w.factors[i] : T(1));
+  if (w.order)
+    for (int64_t i = 0; i < inputs; i++) out[i] = x[w.order[i]];
+  else
+    std::memcpy(out, x, inputs * sizeof(T));
+  if (w.factors)
+    for (int64_t i = 0; i < inputs; i++) out[i] *= w.factors[i];
 }
 
 template <class T>
