@@ -1,5 +1,6 @@
 """A matrix of small unsigned integers, each group of which has a scale and an offset of its own."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,9 +15,10 @@ class GroupedWeight:
     """A weight [outputs, inputs]: `group` inputs in a row share a scale, and a zero point or a minimum.
 
     `packed` [outputs, inputs * bits / 8] uint8 has the integers of an output in the order of the inputs, of
-    4 bits the even one low. `scales` and `offsets` [outputs, inputs / group] are float16, bfloat16 or float32.
-    An integer q stands for (q - offset) * scale; with `minimum` for q * scale + offset: as a format has it, so
-    that nothing is rounded. `order` [inputs] int64: input i of the integers is input order[i] of the layer.
+    4 bits the even one low. `scales` and `offsets` [outputs, inputs / group] are float16, bfloat16 or
+    float32. An integer q stands for (q - offset) * scale; with `minimum` for q * scale + offset: as a format
+    has it, so that nothing is rounded. `order` [inputs] int64: input i of the integers is input order[i] of
+    the layer.
     """
 
     packed: Tensor
@@ -39,6 +41,11 @@ class GroupedWeight:
     def nbytes(self) -> int:
         order = 0 if self.order is None else self.order.nbytes
         return self.packed.nbytes + self.scales.nbytes + self.offsets.nbytes + order
+
+    def to(self, device: torch.device) -> "GroupedWeight":
+        """Return the same weight on a device."""
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return dataclasses.replace(self, **moved)
 
     def integers(self) -> Tensor:
         """Return the integers [outputs, inputs] uint8."""

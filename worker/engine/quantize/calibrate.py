@@ -1,0 +1,59 @@
+"""Rounding that knows what goes into a layer: each column's error is made up for in the columns behind it."""
+
+import torch
+from torch import Tensor
+
+from worker.engine.quantize import rounding
+from worker.engine.quantize.weights import Bits, GroupedWeight
+
+_DAMPING = 0.01
+
+
+def second_moments(x: Tensor) -> Tensor:
+    """Return the mean of x_i x_j [inputs, inputs] float32 over the rows of x [..., inputs]."""
+    rows = x.flatten(0, -2).float()
+    return rows.T @ rows / max(1, rows.shape[0])
+
+
+def compensation(moments: Tensor) -> Tensor:
+    """Return the upper Cholesky factor [inputs, inputs] of the inverse of damped second moments: how errors
+    are made up for, whatever the weight.
+    """
+    damped = moments.clone()
+    diagonal = damped.diagonal()
+    diagonal[diagonal == 0] = 1  # never anything but 0 goes in
+    diagonal += _DAMPING * diagonal.mean()
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    return torch.linalg.cholesky(inverse, upper=True)
+
+
+def calibrated(weight: Tensor, factor: Tensor, bits: Bits, group: int) -> GroupedWeight:
+    """Round a weight [outputs, inputs] so that its outputs, more than its numbers, stay what they were.
+
+    Method: GPTQ (Frantar et al. 2023) in the inputs' own order, by the `compensation` factor; a group's scale
+    and minimum are searched when its turn comes, an input's error weighted by what it costs to make up for.
+    """
+    left = weight.float().clone()
+    parts = []
+    for start in range(0, left.shape[1], group):
+        end = start + group
+        values, own = left[:, start:end], factor[start:end, start:end]
+        importance = own.diagonal().square().reciprocal().expand_as(values)
+        scale, minimum = rounding.searched_grid(values, importance, bits)
+        errors = _compensated(values, own, scale, minimum, bits)
+        left[:, end:] -= errors @ factor[start:end, end:]
+        parts.append((scale, minimum))
+    scale, minimum = (torch.stack(each, 1) for each in zip(*parts, strict=True))
+    return rounding.grouped_weight(left.unflatten(1, (-1, group)), scale, minimum, bits)
+
+
+def _compensated(values: Tensor, factor: Tensor, scale: Tensor, minimum: Tensor, bits: Bits) -> Tensor:
+    """Set a group's values [outputs, group] to what they are rounded to; return the errors left to others."""
+    errors = torch.empty_like(values)
+    for i in range(values.shape[1]):
+        value = values[:, i : i + 1]
+        kept = rounding.rounded(value, scale, minimum, bits) * scale + minimum
+        errors[:, i : i + 1] = error = (value - kept) / factor[i, i]
+        values[:, i + 1 :] -= error * factor[i, i + 1 :]
+        values[:, i : i + 1] = kept
+    return errors
