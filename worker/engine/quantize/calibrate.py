@@ -1,4 +1,4 @@
-"""Rounding that knows what goes into a layer: each column's error is made up for in the columns behind it."""
+"""Rounding that knows what goes into a layer: each input's error is made up for by the inputs behind it."""
 
 import torch
 from torch import Tensor
@@ -33,27 +33,27 @@ def calibrated(weight: Tensor, factor: Tensor, bits: Bits, group: int) -> Groupe
     Method: GPTQ (Frantar et al. 2023) in the inputs' own order, by the `compensation` factor; a group's scale
     and minimum are searched when its turn comes, an input's error weighted by what it costs to make up for.
     """
-    left = weight.float().clone()
+    left = weight.float().T.contiguous()  # [inputs, outputs]: an input's weights lie together
     parts = []
-    for start in range(0, left.shape[1], group):
+    for start in range(0, left.shape[0], group):
         end = start + group
-        values, own = left[:, start:end], factor[start:end, start:end]
-        importance = own.diagonal().square().reciprocal().expand_as(values)
-        scale, minimum = rounding.searched_grid(values, importance, bits)
-        errors = _compensated(values, own, scale, minimum, bits)
-        left[:, end:] -= errors @ factor[start:end, end:]
+        values, own = left[start:end], factor[start:end, start:end]
+        importance = own.diagonal().square().reciprocal()
+        scale, minimum = rounding.searched_grid(values.T, importance, bits)
+        errors = _compensated(values, own, scale[:, 0], minimum[:, 0], bits)
+        left[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
         parts.append((scale, minimum))
-    scale, minimum = (torch.stack(each, 1) for each in zip(*parts, strict=True))
-    return rounding.grouped_weight(left.unflatten(1, (-1, group)), scale, minimum, bits)
+    scales, minima = (torch.stack(each, 1) for each in zip(*parts, strict=True))
+    return rounding.grouped_weight(left.T.unflatten(1, (-1, group)), scales, minima, bits)
 
 
 def _compensated(values: Tensor, factor: Tensor, scale: Tensor, minimum: Tensor, bits: Bits) -> Tensor:
-    """Set a group's values [outputs, group] to what they are rounded to; return the errors left to others."""
+    """Set a group's values [group, outputs] to what they are rounded to; return the errors left to others."""
     errors = torch.empty_like(values)
-    for i in range(values.shape[1]):
-        value = values[:, i : i + 1]
-        kept = rounding.rounded(value, scale, minimum, bits) * scale + minimum
-        errors[:, i : i + 1] = error = (value - kept) / factor[i, i]
-        values[:, i + 1 :] -= error * factor[i, i + 1 :]
-        values[:, i : i + 1] = kept
+    steps = factor.diagonal().tolist()
+    for i, value in enumerate(values):
+        kept = rounding.rounded(value, scale, minimum, bits).mul_(scale).add_(minimum)
+        error = torch.sub(value, kept, out=errors[i]).div_(steps[i])
+        values[i + 1 :].addr_(factor[i, i + 1 :], error, alpha=-1)
+        value.copy_(kept)
     return errors

@@ -18,11 +18,15 @@ _LAYOUTS: dict[str, Callable[[dict[str, Any]], checkpoint.Layout]] = {
 }
 
 
-def is_wanted(config: Any, wanted: EngineConfig) -> bool:
+def is_wanted(config: Any, wanted: EngineConfig, gguf: bool) -> bool:
     """Tell whether a model comes quantised in a layout that is ours to read, or is to be quantised.
 
     Raises ValueError in one line for what cannot be.
     """
+    if gguf:
+        if wanted.quantize is not None:
+            raise ValueError("a GGUF file keeps the bits it has; LONGHAUL_QUANTIZE is for safetensors")
+        return False
     stored = _stored(config)
     if stored is None:
         ours = wanted.quantize is not None
