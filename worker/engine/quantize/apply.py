@@ -76,7 +76,7 @@ class _Run:
         self.done: dict[str, GroupedWeight] = {}
         found = hollow.products(model)
         self.names = [name for name, linear in found.items() if recipe.group_of(linear.in_features)]
-        self._last: tuple[Tensor | None, Tensor | None] = None, None
+        self._last: tuple[Tensor, calibrate.Inputs] | None = None
         if kept := len(found) - len(self.names):
             log.warning("%d products stay as they are: no group divides their inputs", kept)
         if whole := sum(type(found[name]) is nn.Linear for name in self.names):
@@ -95,7 +95,7 @@ class _Run:
         if x is None:
             grouped = rounding.nearest(weight, self._recipe.bits, group)
         else:
-            grouped = calibrate.calibrated(weight, self._factor(x), self._recipe.bits, group)
+            grouped = calibrate.calibrated(weight, self._inputs(x), self._recipe.bits, group)
         self.done[name] = grouped
         self._progress(len(self.done), len(self.names))
         return _replace(self._model, name, grouped)
@@ -104,13 +104,11 @@ class _Run:
         whole = getattr(linear, "weight", None)
         return self._tensors.read(f"{name}.weight").to(self._model.device) if whole is None else whole.data
 
-    def _factor(self, x: Tensor) -> Tensor:
-        """Return the compensation for an input; queries, keys and values have the same."""
-        if self._last[0] is not x:
-            self._last = x, calibrate.compensation(calibrate.second_moments(x))
-        factor = self._last[1]
-        assert factor is not None
-        return factor
+    def _inputs(self, x: Tensor) -> calibrate.Inputs:
+        """Return what is known of an input; queries, keys and values have the same."""
+        if self._last is None or self._last[0] is not x:
+            self._last = x, calibrate.Inputs(x)
+        return self._last[1]
 
 
 class _Pending(nn.Module):

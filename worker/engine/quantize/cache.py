@@ -54,12 +54,17 @@ class Entry:
             Path(scratch).unlink(missing_ok=True)
 
 
+def directory() -> Path:
+    """Return where weights are kept: beside the models that are converted once."""
+    return smollm2.cached().parent.parent / "quantized"
+
+
 @contextmanager
 def entry(files: Sequence[Path], recipe: Recipe) -> Iterator[Entry]:
     """Hold the entry of a checkpoint's files: another process that wants it waits, and finds it made."""
-    directory = smollm2.cached().parent.parent / "quantized"
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{_key(files, recipe)}.safetensors"
+    where = directory()
+    where.mkdir(parents=True, exist_ok=True)
+    path = where / f"{_key(files, recipe)}.safetensors"
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield Entry(path, recipe)

@@ -1,5 +1,7 @@
 """Rounding that knows what goes into a layer: each input's error is made up for by the inputs behind it."""
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -9,41 +11,47 @@ from worker.engine.quantize.weights import Bits, GroupedWeight
 _DAMPING = 0.01
 
 
-def second_moments(x: Tensor) -> Tensor:
-    """Return the mean of x_i x_j [inputs, inputs] float32 over the rows of x [..., inputs]."""
-    rows = x.flatten(0, -2).float()
-    return rows.T @ rows / max(1, rows.shape[0])
+class Inputs:
+    """What is known of the rows x [..., inputs] that go into a product."""
+
+    def __init__(self, x: Tensor) -> None:
+        rows = x.flatten(0, -2).float()
+        self.moments = rows.T @ rows / max(1, rows.shape[0])
+        """The mean of x_i x_j [inputs, inputs] float32."""
+
+    @property
+    def importance(self) -> Tensor:
+        """How much an error of each input's weights [inputs] matters by itself: its mean square."""
+        return self._damped.diagonal()
+
+    @cached_property
+    def compensation(self) -> Tensor:
+        """The upper Cholesky factor [inputs, inputs] of the inverse moments: how errors are made up for."""
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(self._damped))
+        return torch.linalg.cholesky(inverse, upper=True)
+
+    @cached_property
+    def _damped(self) -> Tensor:
+        damped = self.moments.clone()
+        damped.diagonal().add_(_DAMPING * damped.diagonal().mean().clamp(min=1e-9))
+        return damped
 
 
-def compensation(moments: Tensor) -> Tensor:
-    """Return the upper Cholesky factor [inputs, inputs] of the inverse of damped second moments: how errors
-    are made up for, whatever the weight.
-    """
-    damped = moments.clone()
-    diagonal = damped.diagonal()
-    diagonal[diagonal == 0] = 1  # never anything but 0 goes in
-    diagonal += _DAMPING * diagonal.mean()
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    return torch.linalg.cholesky(inverse, upper=True)
-
-
-def calibrated(weight: Tensor, factor: Tensor, bits: Bits, group: int) -> GroupedWeight:
+def calibrated(weight: Tensor, inputs: Inputs, bits: Bits, group: int) -> GroupedWeight:
     """Round a weight [outputs, inputs] so that its outputs, more than its numbers, stay what they were.
 
-    Method: GPTQ (Frantar et al. 2023) in the inputs' own order, by the `compensation` factor; a group's scale
-    and minimum are searched when its turn comes, an input's error weighted by what it costs to make up for.
+    Method: GPTQ (Frantar et al. 2023) in the inputs' own order, with scales and minima of the weights as they
+    were: those of weights that make up for others' errors turned out worse (docs/quantization.md).
     """
+    grouped = weight.float().unflatten(1, (-1, group))
+    scales, minima = rounding.searched_grid(grouped, inputs.importance.unflatten(0, (-1, group)), bits)
     left = weight.float().T.contiguous()  # [inputs, outputs]: an input's weights lie together
-    parts = []
-    for start in range(0, left.shape[0], group):
+    for number, start in enumerate(range(0, left.shape[0], group)):
         end = start + group
-        values, own = left[start:end], factor[start:end, start:end]
-        importance = own.diagonal().square().reciprocal()
-        scale, minimum = rounding.searched_grid(values.T, importance, bits)
-        errors = _compensated(values, own, scale[:, 0], minimum[:, 0], bits)
-        left[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
-        parts.append((scale, minimum))
-    scales, minima = (torch.stack(each, 1) for each in zip(*parts, strict=True))
+        own = inputs.compensation[start:end]
+        scale, minimum = scales[:, number, 0], minima[:, number, 0]
+        errors = _compensated(left[start:end], own[:, start:end], scale, minimum, bits)
+        left[end:].addmm_(own[:, end:].T, errors, alpha=-1)
     return rounding.grouped_weight(left.T.unflatten(1, (-1, group)), scales, minima, bits)
 
 

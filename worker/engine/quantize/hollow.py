@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
@@ -80,7 +81,8 @@ class _Quantizer(HfQuantizer):
     ) -> None:
         self.tensors = Tensors(checkpoint_files or ())
         found = linears(model)
-        chosen = self.quantization_config.choose(self.tensors, model)
+        with torch.device("cpu"):  # transformers has all tensors made here lie on the meta device
+            chosen = self.quantization_config.choose(self.tensors, model)
         for name in chosen:
             put(model, name, Hollow(found[name]))
         # Else transformers warns of each weight that it has no place for.

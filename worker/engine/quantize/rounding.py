@@ -16,6 +16,14 @@ def nearest(weight: Tensor, bits: Bits, group: int) -> GroupedWeight:
     return grouped_weight(grouped, *grid(grouped, bits), bits)
 
 
+def searched(weight: Tensor, importance: Tensor, bits: Bits, group: int) -> GroupedWeight:
+    """Round a weight [outputs, inputs] by the scales and minima with the least error, an input's weighted by
+    its importance [inputs].
+    """
+    grouped = weight.float().unflatten(1, (-1, group))
+    return grouped_weight(grouped, *searched_grid(grouped, importance.unflatten(0, (-1, group)), bits), bits)
+
+
 def grid(values: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
     """Return scale and minimum [..., 1] between which the values [..., group] lie, as float16 has them."""
     low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)

@@ -21,14 +21,8 @@ class Quantised:
     @property
     def weight(self) -> Tensor:
         """[outputs, inputs] in float64, by the definition: (integer - zero) * scale."""
-        rows = [
-            [
-                (row[i] - self.zeros[o][group]) * float(self.scales[o, group])
-                for i, group in enumerate(self.groups)
-            ]
-            for o, row in enumerate(self.integers)
-        ]
-        return torch.tensor(rows, dtype=torch.float64)
+        integers, zeros = torch.tensor(self.integers).double(), torch.tensor(self.zeros).double()
+        return (integers - zeros[:, self.groups]) * self.scales.double()[:, self.groups]
 
 
 def made(
