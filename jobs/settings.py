@@ -96,13 +96,16 @@ class ModelSettings(BaseModel):
     def fingerprint(self, name: str) -> str:
         """Return the name of this exact model in queues and prefix roots: other weights, other name."""
         facts = [self.source, self.revision or "", self.dtype, self.engine]
-        said = ""
-        if self.quantize not in (None, "none"):
-            facts += [f"{self.quantize} {self.quantize_group} {self.quantize_method}"]
-            said = f"-{self.quantize}"
-        if self.quantize_head == "int8":
-            facts += ["head int8"]
-        return f"{name}@{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:12]}{said}"
+        said = f"-{self.quantize}" if self.quantize in ("int4", "int8") else ""
+        digest = hashlib.sha256("\0".join([*facts, *filter(None, [self.quantization])]).encode()).hexdigest()
+        return f"{name}@{digest[:12]}{said}"
+
+    @property
+    def quantization(self) -> str:
+        """What of its weights is rounded, and how; nothing when they are as they come."""
+        layers = (self.quantize, self.quantize_group, self.quantize_method)
+        said = " ".join(map(str, layers)) if self.quantize in ("int4", "int8") else ""
+        return f"{said} head" if self.quantize_head == "int8" else said
 
 
 class Quota(BaseModel):

@@ -97,6 +97,7 @@ class OfflineJob:
             "input": _sha256(self.source),
             "model": f"{self.model.engine}:{source}",
             "served name": self.name,
+            "quantization": self.settings.completed(self.model).quantization,
             "chat template": _sha256(Path(self.model.chat_template)) if self.model.chat_template else "",
         }
 

@@ -6,6 +6,7 @@ inputs j (low) and j + 16. They stand for (q - 8) d, q d + m, and in 8 bits, sig
 
 import logging
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,6 @@ def _as_in(model: Any, grouped: GroupedWeight, weight: Tensor) -> GroupedWeight 
             # Halves of a rotated head, woven in the file, lie apart in transformers.
             rows = torch.arange(grouped.outputs).view(heads, -1, 2).transpose(1, 2).flatten()
             if torch.equal(read[rows], weight):
-                parts = (part[rows] for part in (grouped.packed, grouped.scales, grouped.offsets))
-                return GroupedWeight(*parts, grouped.group, grouped.bits, grouped.minimum)
+                packed, scales, offsets = grouped.packed[rows], grouped.scales[rows], grouped.offsets[rows]
+                return replace(grouped, packed=packed, scales=scales, offsets=offsets)
     return None

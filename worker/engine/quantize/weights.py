@@ -1,7 +1,6 @@
 """A matrix of small unsigned integers, each group of which has a scale and an offset of its own."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -44,8 +43,9 @@ class GroupedWeight:
 
     def to(self, device: torch.device) -> "GroupedWeight":
         """Return the same weight on a device."""
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return dataclasses.replace(self, **moved)
+        order = None if self.order is None else self.order.to(device)
+        packed, scales, offsets = self.packed.to(device), self.scales.to(device), self.offsets.to(device)
+        return replace(self, packed=packed, scales=scales, offsets=offsets, order=order)
 
     def integers(self) -> Tensor:
         """Return the integers [outputs, inputs] uint8."""
