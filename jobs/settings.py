@@ -312,8 +312,8 @@ class Settings(BaseSettings):
     )
     quantize_method: QuantizeMethod = Field(
         "sampled",
-        description="How weights are rounded: sampled makes up for errors by what the model itself says, rtn"
-        " rounds each to the nearest, which is quicker and worse.",
+        description="How weights are rounded: sampled chooses scales by what goes into them while the model"
+        " runs over tokens of its own, rtn rounds each to the nearest, which is quicker and worse.",
     )
     quantize_head: QuantizedHead = Field(
         "keep", description="int8 also rounds the head, which makes tokens of the last layer's output."

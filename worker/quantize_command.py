@@ -51,9 +51,10 @@ def quantize(
 ) -> None:
     """Write MODEL (a hub id or a directory) with weights of 4 or 8 bits to a directory of its own.
 
-    It loads like any model, in a fraction of the memory: give DIR wherever a model is named. With --calibrate
-    errors of rounding are made up for by what the model does with that text; without, by what it does with
-    tokens of its own. Embeddings and the head stay as they are. Only one full weight is in memory at a time.
+    It loads like any model, in a fraction of the memory: give DIR wherever a model is named. Scales are
+    chosen by what goes into each layer while the model runs over that text, or without --calibrate over
+    tokens of its own; with a text, errors of rounding are made up for, too. Embeddings and the head stay as
+    they are. Only one full weight is in memory at a time.
 
     \b
     longhaul quantize HuggingFaceTB/SmolLM2-135M-Instruct -o smol-int4

@@ -94,6 +94,8 @@ class _Run:
         weight = self._weight(name, linear)
         if x is None:
             grouped = rounding.nearest(weight, self._recipe.bits, group)
+        elif self._recipe.method == "sampled":
+            grouped = rounding.searched(weight, self._inputs(x).importance, self._recipe.bits, group)
         else:
             grouped = calibrate.calibrated(weight, self._inputs(x), self._recipe.bits, group)
         self.done[name] = grouped

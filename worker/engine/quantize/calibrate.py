@@ -8,33 +8,30 @@ from torch import Tensor
 from worker.engine.quantize import rounding
 from worker.engine.quantize.weights import Bits, GroupedWeight
 
-_DAMPING = 0.01
+_DAMPING = 0.1
 
 
 class Inputs:
     """What is known of the rows x [..., inputs] that go into a product."""
 
     def __init__(self, x: Tensor) -> None:
-        rows = x.flatten(0, -2).float()
-        self.moments = rows.T @ rows / max(1, rows.shape[0])
-        """The mean of x_i x_j [inputs, inputs] float32."""
+        self._rows = x.flatten(0, -2).float()
 
-    @property
+    @cached_property
     def importance(self) -> Tensor:
         """How much an error of each input's weights [inputs] matters by itself: its mean square."""
-        return self._damped.diagonal()
+        squares = self._rows.square().mean(0)
+        return squares + 1e-6 * squares.mean() + 1e-12  # so that no group is without any
 
     @cached_property
     def compensation(self) -> Tensor:
-        """The upper Cholesky factor [inputs, inputs] of the inverse moments: how errors are made up for."""
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(self._damped))
+        """The upper Cholesky factor [inputs, inputs] of the inverse of damped second moments: how errors are
+        made up for.
+        """
+        moments = self._rows.T @ self._rows / len(self._rows)
+        moments.diagonal().add_(_DAMPING * moments.diagonal().mean() + 1e-12)
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(moments))
         return torch.linalg.cholesky(inverse, upper=True)
-
-    @cached_property
-    def _damped(self) -> Tensor:
-        damped = self.moments.clone()
-        damped.diagonal().add_(_DAMPING * damped.diagonal().mean().clamp(min=1e-9))
-        return damped
 
 
 def calibrated(weight: Tensor, inputs: Inputs, bits: Bits, group: int) -> GroupedWeight:

@@ -13,8 +13,8 @@ GROUPS = (128, 64, 32)
 class Recipe:
     """`bits` in groups of `group` inputs or fewer.
 
-    `method` rtn rounds to the nearest; sampled and calibrated make up for errors, by what the model itself
-    says, and by given text.
+    `method` rtn rounds to the nearest; sampled chooses scales by what goes into a product while the model
+    runs over tokens of its own; calibrated does so over given text, and makes up for errors.
     """
 
     bits: Bits
