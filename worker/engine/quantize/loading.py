@@ -4,9 +4,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from worker.engine import parallel
 from worker.engine.quantize import apply, awq, cache, checkpoint, compressed, gptq, hollow, own, sampled
 from worker.engine.quantize.recipe import Recipe
+from worker.engine.quantize.tensors import Tensors
 from worker.engine.types import EngineConfig
 
 log = logging.getLogger(__name__)
@@ -68,15 +71,24 @@ def recipe_of(wanted: EngineConfig) -> Recipe:
     return Recipe(bits, wanted.quantize_group, wanted.quantize_method)  # type: ignore[arg-type]
 
 
-def _by_recipe(model: Any, tensors: Any, recipe: Recipe) -> None:
+def _by_recipe(model: Any, tensors: Tensors, recipe: Recipe) -> None:
     with cache.entry(tensors.files, recipe) as entry:
         known = entry.read(model)
         if known is not None:
             apply.fill(model, known)
             return
         log.info("quantising bits=%d group=%d method=%s", recipe.bits, recipe.group, recipe.method)
-        ids = sampled.ids(model, tensors) if recipe.method == "sampled" else None
+        ids = _sampled(model, tensors) if recipe.method == "sampled" else None
         entry.write(apply.quantize(model, tensors, recipe, ids))
+
+
+def _sampled(model: Any, tensors: Tensors) -> Tensor | None:
+    """Return tokens to run a model over; None, with a log line, for one that does not run over tokens alone."""
+    try:
+        return sampled.ids(model, tensors)
+    except Exception as error:  # a model's own code may raise anything
+        log.warning("rounding to the nearest: the model does not run over tokens alone: %r", error)
+        return None
 
 
 def _stored(config: Any) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from jobs import tokens
 from worker.engine.quantize import hollow
 from worker.engine.quantize.tensors import Tensors
 
@@ -27,7 +28,8 @@ def ids(model: Any, tensors: Tensors) -> Tensor:
     device = model.device
     chance = torch.Generator(device).manual_seed(_SEED)
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    made = torch.randint(vocabulary, (_SEQUENCES, _LENGTH), generator=chance, device=device)
+    length = min(_LENGTH, tokens.context_of(model.config, None))
+    made = torch.randint(vocabulary, (_SEQUENCES, length), generator=chance, device=device)
     head = model.get_output_embeddings()
     if head is None:
         return made
