@@ -83,7 +83,7 @@ def _by_recipe(model: Any, tensors: Tensors, recipe: Recipe) -> None:
 
 
 def _sampled(model: Any, tensors: Tensors) -> Tensor | None:
-    """Return tokens to run a model over; None, with a log line, for one that does not run over tokens alone."""
+    """Return tokens to run a model over; None, with a log line, for one that does not run over them alone."""
     try:
         return sampled.ids(model, tensors)
     except Exception as error:  # a model's own code may raise anything
