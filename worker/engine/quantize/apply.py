@@ -18,7 +18,7 @@ Progress = Callable[[int, int], object]
 """Told how many products are done, of how many."""
 
 
-def fill(model: nn.Module, weights: dict[str, GroupedWeight]) -> None:
+def fill(model: Any, weights: dict[str, GroupedWeight]) -> None:
     """Give products of a model quantised weights, by name."""
     for name, grouped in weights.items():
         _replace(model, name, grouped)
@@ -127,9 +127,8 @@ class _Pending(nn.Module):
         return self._run.make(self._name, x if x.numel() else None)(x)
 
 
-def _replace(model: nn.Module, name: str, grouped: GroupedWeight) -> IntLinear:
-    before: Any = model.get_submodule(name)
-    bias = before.bias
-    made = IntLinear(grouped.to(next(model.parameters()).device), None if bias is None else bias.data)
+def _replace(model: Any, name: str, grouped: GroupedWeight) -> IntLinear:
+    bias = model.get_submodule(name).bias
+    made = IntLinear(grouped.to(model.device), None if bias is None else bias.data, model.dtype)
     hollow.put(model, name, made)
     return made
