@@ -20,6 +20,7 @@ from pydantic import (
     StringConstraints,
     ValidationError,
     field_validator,
+    model_validator,
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -92,6 +93,14 @@ class ModelSettings(BaseModel):
     faults: tuple[str, ...] = Field(
         (), description="Faults the echo engine injects, such as 'kill:TEXT'. For tests."
     )
+
+    @model_validator(mode="after")
+    def _quantizable(self) -> "ModelSettings":
+        if self.engine == "vllm" and self.quantization:
+            raise ValueError(
+                "vLLM takes weights as they come: quantize and quantize_head are for our own engine"
+            )
+        return self
 
     def fingerprint(self, name: str) -> str:
         """Return the name of this exact model in queues and prefix roots: other weights, other name."""

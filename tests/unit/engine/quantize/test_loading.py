@@ -201,3 +201,12 @@ def test_queues_and_prefixes_of_another_quantisation_are_others() -> None:
     assert Settings(models={"m": own}, quantize="int4").fingerprints["m"] == names[0]
     own = model.model_copy(update={"quantize": "int4"})
     assert Settings(models={"m": own}).fingerprints["m"] == names[1]
+
+
+@pytest.mark.parametrize("field", [{"quantize": "int4"}, {"quantize_head": "int8"}])
+def test_a_model_on_vllm_is_not_quantised_in_silence(field: dict[str, str]) -> None:
+    model = {"source": "s", "engine": "vllm"}
+    with pytest.raises(errors.SettingsError, match="vLLM takes weights as they come"):
+        Settings.load(models={"m": model | field})
+    settings = Settings.load(models={"m": model}, **field)
+    assert settings.fingerprints["m"] == ModelSettings.model_validate(model).fingerprint("m")
