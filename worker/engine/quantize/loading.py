@@ -41,7 +41,7 @@ def is_wanted(config: Any, wanted: EngineConfig, gguf: bool) -> bool:
             )
         ours = method in _LAYOUTS
     team = parallel.current()
-    if ours and team is not None:
+    if team is not None and (ours or wanted.quantize_head == "int8"):
         raise ValueError(f"a quantised model is not spread over {team.size} ranks")
     return ours
 

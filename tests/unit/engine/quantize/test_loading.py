@@ -173,11 +173,14 @@ def test_two_who_want_the_same_make_it_once(tiny_path: Path, monkeypatch: pytest
     assert made == [1]
 
 
-def test_a_team_of_ranks_is_refused_in_one_line(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("field", [{"quantize": "int4"}, {"quantize_head": "int8"}])
+def test_a_team_of_ranks_is_refused_in_one_line(
+    field: dict[str, Any], tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     team = parallel.Team(0, 2, torch.device("cpu"), None, None)  # type: ignore[arg-type]
     monkeypatch.setattr(parallel, "current", lambda: team)
     with pytest.raises(errors.ModelUnavailable, match="a quantised model is not spread over 2 ranks"):
-        loader.load(str(tiny_path), INT4)
+        loader.load(str(tiny_path), EngineConfig(device="cpu", **field))
 
 
 def test_queues_and_prefixes_of_another_quantisation_are_others() -> None:
