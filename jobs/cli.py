@@ -13,6 +13,7 @@ from jobs import client, commands, errors, key_commands, retention_commands, set
 PLUGINS = "longhaul.commands"
 # What --help says of a plugin, so that listing the commands imports none of them.
 _PLUGIN_HELP = {
+    "quantize": "Write a model with weights of 4 or 8 bits.",
     "run": "Run a file through a model in this process; no servers.",
     "size": "Plan a GPU's memory for a model, without either.",
 }

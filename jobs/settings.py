@@ -12,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PositiveInt,
@@ -19,6 +20,7 @@ from pydantic import (
     StringConstraints,
     ValidationError,
     field_validator,
+    model_validator,
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -29,6 +31,10 @@ PREFIX = "LONGHAUL_"
 CLIENT_VARIABLES = frozenset({"LONGHAUL_API_URL", "LONGHAUL_API_KEY"})
 _REMOVED = {"LONGHAUL_API_KEYS": "The store keeps hashes of keys now: longhaul keys create TENANT"}
 Tenant = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+Quantized = Literal["int4", "int8"]
+QuantizedGroup = Annotated[Literal[32, 64, 128], BeforeValidator(int)]
+QuantizeMethod = Literal["sampled", "rtn"]
+QuantizedHead = Literal["keep", "int8"]
 
 
 class ModelSettings(BaseModel):
@@ -78,14 +84,37 @@ class ModelSettings(BaseModel):
         None,
         description="A smaller model of the same vocabulary, as a source, for LONGHAUL_SPECULATE=draft.",
     )
+    quantize: Quantized | Literal["none"] | None = Field(
+        None, description="As LONGHAUL_QUANTIZE, for this model; none keeps its weights as they are."
+    )
+    quantize_group: QuantizedGroup | None = Field(None, description="As LONGHAUL_QUANTIZE_GROUP.")
+    quantize_method: QuantizeMethod | None = Field(None, description="As LONGHAUL_QUANTIZE_METHOD.")
+    quantize_head: QuantizedHead | None = Field(None, description="As LONGHAUL_QUANTIZE_HEAD.")
     faults: tuple[str, ...] = Field(
         (), description="Faults the echo engine injects, such as 'kill:TEXT'. For tests."
     )
 
+    @model_validator(mode="after")
+    def _quantizable(self) -> "ModelSettings":
+        if self.engine == "vllm" and self.quantization:
+            raise ValueError(
+                "vLLM takes weights as they come: quantize and quantize_head are for our own engine"
+            )
+        return self
+
     def fingerprint(self, name: str) -> str:
         """Return the name of this exact model in queues and prefix roots: other weights, other name."""
-        facts = "\0".join((self.source, self.revision or "", self.dtype, self.engine))
-        return f"{name}@{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+        facts = [self.source, self.revision or "", self.dtype, self.engine]
+        said = f"-{self.quantize}" if self.quantize in ("int4", "int8") else ""
+        digest = hashlib.sha256("\0".join([*facts, *filter(None, [self.quantization])]).encode()).hexdigest()
+        return f"{name}@{digest[:12]}{said}"
+
+    @property
+    def quantization(self) -> str:
+        """What of its weights is rounded, and how; nothing when they are as they come."""
+        layers = (self.quantize, self.quantize_group, self.quantize_method)
+        said = " ".join(map(str, layers)) if self.quantize in ("int4", "int8") else ""
+        return f"{said} head" if self.quantize_head == "int8" else said
 
 
 class Quota(BaseModel):
@@ -282,6 +311,22 @@ class Settings(BaseSettings):
     draft_kv_memory_bytes: int = Field(
         256 << 20, gt=0, description="Memory for keys and values of a draft model, on top of kv_memory_bytes."
     )
+    quantize: Quantized | None = Field(
+        None,
+        description="Round the weights of a model's layers to so many bits when it is loaded; the result is"
+        " kept on disk (docs/quantization.md). Models of the engines vllm and echo are as they are.",
+    )
+    quantize_group: QuantizedGroup = Field(
+        64, description="How many weights in a row share a scale: fewer are more exact and take more memory."
+    )
+    quantize_method: QuantizeMethod = Field(
+        "sampled",
+        description="How weights are rounded: sampled chooses scales by what goes into them while the model"
+        " runs over tokens of its own, rtn rounds each to the nearest, which is quicker and worse.",
+    )
+    quantize_head: QuantizedHead = Field(
+        "keep", description="int8 also rounds the head, which makes tokens of the last layer's output."
+    )
     flush_seconds: float = Field(
         2, gt=0, description="Finished requests are written to a part at least this often."
     )
@@ -365,7 +410,16 @@ class Settings(BaseSettings):
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """name -> fingerprint of every served model."""
-        return {name: model.fingerprint(name) for name, model in self.models.items()}
+        return {name: self.completed(model).fingerprint(name) for name, model in self.models.items()}
+
+    def completed(self, model: ModelSettings) -> ModelSettings:
+        """Return a model with what it does not say itself about its weights."""
+        if model.engine in ("echo", "vllm"):
+            return model.model_copy(update={"quantize": "none", "quantize_head": "keep"})
+        names = ("quantize", "quantize_group", "quantize_method", "quantize_head")
+        return model.model_copy(
+            update={name: getattr(self, name) for name in names if getattr(model, name) is None}
+        )
 
 
 _AUTHORITY = re.compile(r"://.*@")

@@ -60,7 +60,7 @@ class OfflineJob:
         self.store = store_local.LocalStore(self.directory)
         self.name = name or first_model(source, settings)
         self.settings = settings.model_copy(update={"models": {self.name: model}})
-        self.fingerprint = model.fingerprint(self.name)
+        self.fingerprint = self.settings.fingerprints[self.name]
         self.record = self._known() or self._new()
 
     def run(self, view: progress.View) -> Manifest:
@@ -97,6 +97,7 @@ class OfflineJob:
             "input": _sha256(self.source),
             "model": f"{self.model.engine}:{source}",
             "served name": self.name,
+            "quantization": self.settings.completed(self.model).quantization,
             "chat template": _sha256(Path(self.model.chat_template)) if self.model.chat_template else "",
         }
 

@@ -61,9 +61,13 @@ def follow_engine(name: str, model: ModelSettings, settings: Settings) -> None:
 
 
 def _config(model: ModelSettings, settings: Settings) -> EngineConfig:
+    model = settings.completed(model)
     names = [field.name for field in dataclasses.fields(EngineConfig)]
     values = {name: getattr(settings, name) for name in names if name in Settings.model_fields}
-    values |= {name: getattr(model, name) for name in names if name in ModelSettings.model_fields}
+    said = {name: getattr(model, name) for name in names if name in ModelSettings.model_fields}
+    # What a model does not say is as the process has it.
+    values |= {name: value for name, value in said.items() if value is not None or name not in values}
+    values["quantize"] = None if values["quantize"] == "none" else values["quantize"]
     if model.engine != "echo" and _on_gpu(settings.device):
         values |= {name: value for name, value in _ON_GPU.items() if name not in settings.model_fields_set}
     return EngineConfig(**values)

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from worker.engine import device as devices
 from worker.engine import heads, parallel, precision
 from worker.engine.embeddings import pooling
 from worker.engine.embeddings.pooling import LAST, MEAN, Pooling
+from worker.engine.quantize import apply, gguf_q4, loading
 from worker.engine.source import load_weights, locate
 from worker.engine.types import EngineConfig
 
@@ -148,17 +150,26 @@ def _load_model(location: str, options: dict[str, Any], wanted: EngineConfig, de
     picked = precision.pick_dtype(wanted.dtype, getattr(config, "dtype", None), device)
     auto = heads.auto_class(config, options, wanted.task)
     team = parallel.current()
+    quantised = loading.is_wanted(config, wanted, "gguf_file" in options)
     if team is not None:
         share = parallel.load_options(team, config, wanted, "gguf_file" in options)
         return load_weights(auto, location, wanted.pickle_weights, options | share | {"dtype": picked})
     if "gguf_file" in options:
         model = _without_quantization(auto.from_pretrained(location, dtype=picked, **options))
+        gguf_q4.keep(model, Path(location, options["gguf_file"]))
     else:
         if device.type == "cuda":
             # Weights go straight to the GPU: the host never holds all of them.
             options = options | {"device_map": device}
-        model = load_weights(auto, location, wanted.pickle_weights, options | {"dtype": picked})
-    return model.to(device)
+        options = options | {"dtype": picked}
+        if quantised:
+            model = loading.load(auto, location, config, options, wanted)
+        else:
+            model = load_weights(auto, location, wanted.pickle_weights, options)
+    model = model.to(device)
+    if wanted.quantize_head == "int8":
+        apply.round_head(model)
+    return model
 
 
 def _without_quantization(read: Any) -> Any:

@@ -13,6 +13,9 @@ Task = Literal["auto", "generate", "embed"]
 Compile = Literal["auto", "on", "off"]
 Attention = Literal["auto", "flash", "dense"]
 Speculate = Literal["off", "lookup", "draft"]
+Quantize = Literal["int4", "int8"]
+QuantizeMethod = Literal["sampled", "rtn"]
+QuantizeHead = Literal["keep", "int8"]
 _GREEDY_TEMPERATURE = 1e-5
 
 
@@ -190,6 +193,9 @@ class EngineConfig:
     `task` auto does what the model can: a causal LM generates and embeds, others embed; generate and embed
     ask for one alone. `tf32` lets a GPU round the factors of float32 products to 10 bits. `compile` has
     what a layer does between products compiled by torch: auto on a GPU that has Triton, on also on a CPU.
+    `quantize` rounds the weights of a model's layers to int4 or int8 in groups of `quantize_group`, by the
+    `quantize_method` sampled or rtn; `quantize_head` int8 rounds the head, too (docs/quantization.md).
+
     An embedding batch has `prefill_chunk_tokens`, and more on a fast device.
     Raises ValueError for what no engine can run with.
     """
@@ -223,6 +229,10 @@ class EngineConfig:
     speculate_below: int = 8
     draft_model: str | None = None
     draft_kv_memory_bytes: int = 256 << 20
+    quantize: Quantize | None = None
+    quantize_group: int = 64
+    quantize_method: QuantizeMethod = "sampled"
+    quantize_head: QuantizeHead = "keep"
 
     def __post_init__(self) -> None:
         counts = (
@@ -238,7 +248,11 @@ class EngineConfig:
             if value is not None and not value >= 0:
                 raise ValueError(f"{name} must be >= 0, not {value}")
         choices = {"kernels": Kernels, "task": Task, "compile": Compile, "attention": Attention}
-        for name, known in (choices | {"speculate": Speculate}).items():
+        choices |= {"speculate": Speculate, "quantize_method": QuantizeMethod, "quantize_head": QuantizeHead}
+        choices |= {"quantize": Quantize} if self.quantize is not None else {}
+        if self.quantize_group not in (32, 64, 128):
+            raise ValueError(f"quantize_group must be 32, 64 or 128, not {self.quantize_group}")
+        for name, known in choices.items():
             if getattr(self, name) not in get_args(known):
                 among = ", ".join(get_args(known))
                 raise ValueError(f"{name} must be one of {among}, not {getattr(self, name)!r}")

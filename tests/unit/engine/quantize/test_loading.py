@@ -1,0 +1,215 @@
+"""Models quantised when they are loaded, and what is kept of that on disk."""
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from jobs import errors
+from jobs.settings import ModelSettings, Settings
+from tests.unit.engine import architectures
+from tests.unit.engine.conftest import request
+from tests.unit.engine.quantize import checkpoints
+from worker.engine import Engine, EngineConfig, loader, parallel
+from worker.engine.fast import FastEngine
+from worker.engine.quantize import apply
+from worker.engine.quantize.linear import IntLinear
+
+INT4 = EngineConfig(device="cpu", quantize="int4", quantize_group=32)
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"quantize": "int8"},
+    {"quantize_group": 64},
+    {"quantize_method": "rtn"},
+]
+
+
+def linears(model: nn.Module) -> dict[str, IntLinear]:
+    return {name: each for name, each in model.named_modules() if isinstance(each, IntLinear)}
+
+
+def dequantised(source: Path, model: nn.Module) -> Any:
+    """Return transformers' own model with the numbers that another's integers stand for."""
+    whole = loader.load(str(source), EngineConfig(device="cpu")).model
+    for name, linear in linears(model).items():
+        whole.get_submodule(name).weight.data = linear.grouped.dequantized()
+    return whole
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_the_engine_says_what_generate_says_with_dequantised_weights(
+    changed: dict[str, Any], tiny_path: Path
+) -> None:
+    config = replace(INT4, **changed)
+    reference = dequantised(tiny_path, loader.load(str(tiny_path), config).model)
+    engine = Engine.load(str(tiny_path), config)
+    assert isinstance(engine, FastEngine)
+    prompts = [[(11 * i * s + 5) % 250 for i in range(3 * s)] for s in range(1, 5)]
+    asked = [request(str(i), ids, max_tokens=12, ignore_eos=True) for i, ids in enumerate(prompts)]
+    try:
+        found = {done.id: done.token_ids for done in engine.generate(asked)}
+    finally:
+        engine.close()
+    assert found == {str(i): checkpoints.greedy(reference, ids, 12) for i, ids in enumerate(prompts)}
+
+
+def test_products_alone_are_quantised_and_the_head_when_asked(tiny_path: Path) -> None:
+    model = loader.load(str(tiny_path), INT4).model
+    assert len(linears(model)) == 14
+    assert type(model.lm_head) is nn.Linear
+    model = loader.load(str(tiny_path), replace(INT4, quantize=None, quantize_head="int8")).model
+    assert list(linears(model)) == ["lm_head"]
+    assert model.lm_head.grouped.bits == 8
+
+
+def test_a_head_of_8_bits_leaves_the_embeddings_it_shared(tiny_path: Path) -> None:
+    model = architectures.build("gemma")
+    model.tie_weights()
+    before = model.get_input_embeddings().weight.clone()
+    apply.round_head(model)
+    assert isinstance(model.lm_head, IntLinear)
+    assert torch.equal(model.get_input_embeddings().weight, before)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_other_dtypes_have_the_same_products(dtype: str, tiny_path: Path) -> None:
+    config = replace(INT4, quantize_method="rtn")
+    single = linears(loader.load(str(tiny_path), config).model)
+    model = loader.load(str(tiny_path), replace(config, dtype=dtype)).model
+    assert model.dtype == getattr(torch, dtype)
+    for name, linear in linears(model).items():
+        assert torch.equal(linear.grouped.packed, single[name].grouped.packed)
+    assert model(torch.tensor([[1, 2, 3]])).logits.isfinite().all()
+
+
+def test_no_weight_of_a_product_is_loaded_before_its_turn(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantize = apply.quantize
+
+    def seen(model: Any, *args: Any) -> Any:
+        assert not [name for name, _ in model.named_parameters() if "proj" in name]
+        return quantize(model, *args)
+
+    monkeypatch.setattr(apply, "quantize", seen)
+    assert linears(loader.load(str(tiny_path), INT4).model)
+
+
+@pytest.mark.parametrize("changed", CHANGES[1:])
+def test_what_is_kept_is_found_by_its_recipe(
+    changed: dict[str, Any], tiny_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = loader.load(str(tiny_path), INT4).model
+    other = loader.load(str(tiny_path), replace(INT4, **changed)).model
+    assert len(list(cache.glob("*.safetensors"))) == 2
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("it is made again")
+
+    monkeypatch.setattr(apply, "quantize", fail)
+    for model, config in ((first, INT4), (other, replace(INT4, **changed))):
+        again = linears(loader.load(str(tiny_path), config).model)
+        for name, linear in linears(model).items():
+            assert torch.equal(linear.grouped.packed, again[name].grouped.packed)
+            assert torch.equal(linear.grouped.dequantized(), again[name].grouped.dequantized())
+
+
+def test_weights_of_a_file_that_changed_are_made_again(tiny_path: Path, tmp_path: Path, cache: Path) -> None:
+    directory = tmp_path / "model"
+    checkpoints.copy(tiny_path, directory)
+    loader.load(str(directory), INT4)
+    checkpoints.change(directory, lambda tensors: None)
+    os.utime(directory / "model.safetensors", ns=(0, 0))
+    loader.load(str(directory), INT4)
+    assert len(list(cache.glob("*.safetensors"))) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"nothing", None])
+def test_what_is_damaged_is_made_anew(damage: bytes | None, tiny_path: Path, cache: Path) -> None:
+    config = replace(INT4, quantize_method="rtn")
+    first = linears(loader.load(str(tiny_path), config).model)
+    (kept,) = cache.glob("*.safetensors")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    again = linears(loader.load(str(tiny_path), config).model)
+    assert torch.equal(
+        first["model.layers.0.mlp.up_proj"].grouped.packed, again["model.layers.0.mlp.up_proj"].grouped.packed
+    )
+    assert kept.read_bytes() == whole
+
+
+def test_a_crash_leaves_nothing_that_is_taken_for_whole(
+    tiny_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(INT4, quantize_method="rtn")
+    with monkeypatch.context() as patch:
+        patch.setattr("worker.engine.quantize.cache.os.replace", _full)
+        with pytest.raises(errors.ModelUnavailable, match="disk"):
+            loader.load(str(tiny_path), config)
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+    assert linears(loader.load(str(tiny_path), config).model)
+
+
+def _full(*_: Any) -> None:
+    raise OSError("the disk is full")
+
+
+def test_two_who_want_the_same_make_it_once(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    quantize = apply.quantize
+    monkeypatch.setattr(apply, "quantize", lambda *args: made.append(1) or quantize(*args))
+    config = replace(INT4, quantize_method="rtn")
+    # Files are locked by whoever has opened them: for that, threads are as good as processes.
+    threads = [threading.Thread(target=loader.load, args=(str(tiny_path), config)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [1]
+
+
+@pytest.mark.parametrize("field", [{"quantize": "int4"}, {"quantize_head": "int8"}])
+def test_a_team_of_ranks_is_refused_in_one_line(
+    field: dict[str, Any], tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team = parallel.Team(0, 2, torch.device("cpu"), None, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(parallel, "current", lambda: team)
+    with pytest.raises(errors.ModelUnavailable, match="a quantised model is not spread over 2 ranks"):
+        loader.load(str(tiny_path), EngineConfig(device="cpu", **field))
+
+
+def test_queues_and_prefixes_of_another_quantisation_are_others() -> None:
+    model = ModelSettings.model_validate({"source": "s"})
+    settings = [
+        Settings(models={"m": model}, **changed)
+        for changed in (
+            {},
+            {"quantize": "int4"},
+            {"quantize": "int8"},
+            {"quantize": "int4", "quantize_group": 32},
+            {"quantize": "int4", "quantize_method": "rtn"},
+            {"quantize_head": "int8"},
+        )
+    ]
+    names = [each.fingerprints["m"] for each in settings]
+    assert len(set(names)) == len(names)
+    assert names[0] == model.fingerprint("m")
+    assert names[1].endswith("-int4")
+    own = model.model_copy(update={"quantize": "none"})
+    assert Settings(models={"m": own}, quantize="int4").fingerprints["m"] == names[0]
+    own = model.model_copy(update={"quantize": "int4"})
+    assert Settings(models={"m": own}).fingerprints["m"] == names[1]
+
+
+@pytest.mark.parametrize("field", [{"quantize": "int4"}, {"quantize_head": "int8"}])
+def test_a_model_on_vllm_is_not_quantised_in_silence(field: dict[str, str]) -> None:
+    model = {"source": "s", "engine": "vllm"}
+    with pytest.raises(errors.SettingsError, match="vLLM takes weights as they come"):
+        Settings.load(models={"m": model | field})
+    settings = Settings.load(models={"m": model}, **field)
+    assert settings.fingerprints["m"] == ModelSettings.model_validate(model).fingerprint("m")

@@ -1,0 +1,89 @@
+"""A model without the weights of its layers' products: transformers loads the rest."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from worker.engine.quantize.tensors import Tensors
+from worker.engine.source import load_weights
+
+_METHOD = "longhaul-hollow"
+Choose = Callable[[Tensors, nn.Module], set[str]]
+"""Of a checkpoint's tensors and a model on the meta device: the names of the linear layers to be hollow."""
+
+
+class Hollow(nn.Module):
+    """A linear layer whose weight is still on disk; its bias is here."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+
+
+def linears(model: nn.Module) -> dict[str, Any]:
+    """Return the linear layers of a model by name, hollow or not."""
+    return {name: module for name, module in model.named_modules() if type(module) in (nn.Linear, Hollow)}
+
+
+def products(model: nn.Module) -> dict[str, Any]:
+    """Return the linear layers of a model's repeated layers by name: neither embeddings nor heads."""
+    repeated = tuple(f"{name}." for name, each in model.named_modules() if isinstance(each, nn.ModuleList))
+    return {name: linear for name, linear in linears(model).items() if name.startswith(repeated)}
+
+
+def put(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put a module in the place of another, by name."""
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+def load(
+    auto: Any, location: str, options: dict[str, Any], choose: Choose, pickles: bool
+) -> tuple[Any, Tensors]:
+    """Load all of a model but the weights of what `choose` names; return it with its checkpoint's tensors."""
+    model = load_weights(auto, location, pickles, options | {"quantization_config": _LeaveOut(choose)})
+    tensors = model.hf_quantizer.tensors
+    model.hf_quantizer.remove_quantization_config(model)
+    model.config._is_quantized = False
+    return model, tensors
+
+
+@register_quantization_config(_METHOD)
+class _LeaveOut(QuantizationConfigMixin):
+    """How transformers is told: it asks what it takes for a quantiser before it loads anything."""
+
+    quant_method: Any = _METHOD
+
+    def __init__(self, choose: Choose) -> None:
+        self.choose = choose
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"quant_method": _METHOD}
+
+
+@register_quantizer(_METHOD)
+class _Quantizer(HfQuantizer):
+    quantization_config: _LeaveOut
+    is_trainable = False
+
+    def is_serializable(self) -> bool:
+        return False
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: list[str] | None = None, **_: Any
+    ) -> None:
+        self.tensors = Tensors(checkpoint_files or ())
+        found = linears(model)
+        with torch.device("cpu"):  # transformers has all tensors made here lie on the meta device
+            chosen = self.quantization_config.choose(self.tensors, model)
+        for name in chosen:
+            put(model, name, Hollow(found[name]))
+        # Else transformers warns of each weight that it has no place for.
+        model._keys_to_ignore_on_load_unexpected.update(rf"^{re.escape(name)}\." for name in chosen)

@@ -1,0 +1,98 @@
+"""Models with quantised weights, of whatever kind: one way in for the loader."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from worker.engine import parallel
+from worker.engine.quantize import apply, awq, cache, checkpoint, compressed, gptq, hollow, own, sampled
+from worker.engine.quantize.recipe import Recipe
+from worker.engine.quantize.tensors import Tensors
+from worker.engine.types import EngineConfig
+
+log = logging.getLogger(__name__)
+_LAYOUTS: dict[str, Callable[[dict[str, Any]], checkpoint.Layout]] = {
+    "gptq": gptq.Gptq.read,
+    "awq": awq.Awq.read,
+    "compressed-tensors": compressed.Compressed.read,
+    own.METHOD: own.Own.read,
+}
+
+
+def is_wanted(config: Any, wanted: EngineConfig, gguf: bool) -> bool:
+    """Tell whether a model comes quantised in a layout that is ours to read, or is to be quantised.
+
+    Raises ValueError in one line for what cannot be.
+    """
+    if gguf:
+        if wanted.quantize is not None:
+            raise ValueError("a GGUF file keeps the bits it has; LONGHAUL_QUANTIZE is for safetensors")
+        return False
+    stored = _stored(config)
+    if stored is None:
+        ours = wanted.quantize is not None
+    else:
+        method = stored.get("quant_method")
+        if wanted.quantize is not None:
+            raise ValueError(
+                f"it is quantised already ({method}); LONGHAUL_QUANTIZE is for models that are not"
+            )
+        ours = method in _LAYOUTS
+    team = parallel.current()
+    if team is not None and (ours or wanted.quantize_head == "int8"):
+        raise ValueError(f"a quantised model is not spread over {team.size} ranks")
+    return ours
+
+
+def load(auto: Any, location: str, config: Any, options: dict[str, Any], wanted: EngineConfig) -> Any:
+    """Load a model with IntLinear in place of what is quantised, or is to be; raises ValueError."""
+    stored = _stored(config)
+    if stored is None:
+        recipe = recipe_of(wanted)
+        model, tensors = hollow.load(auto, location, options, apply.choose(recipe), wanted.pickle_weights)
+        _by_recipe(model, tensors, recipe)
+    else:
+        layout = _LAYOUTS[stored["quant_method"]](stored)
+        del config.quantization_config
+        options = options | {"config": config}
+        model, tensors = hollow.load(auto, location, options, checkpoint.choose(layout), pickles=False)
+        for name, linear in list(model.named_modules()):
+            if isinstance(linear, hollow.Hollow):
+                apply.fill(model, {name: checkpoint.unpack(layout, tensors, name)})
+    tensors.close()
+    return model
+
+
+def recipe_of(wanted: EngineConfig) -> Recipe:
+    """Return how an engine is to quantise."""
+    bits = 4 if wanted.quantize == "int4" else 8
+    return Recipe(bits, wanted.quantize_group, wanted.quantize_method)  # type: ignore[arg-type]
+
+
+def _by_recipe(model: Any, tensors: Tensors, recipe: Recipe) -> None:
+    with cache.entry(tensors.files, recipe) as entry:
+        known = entry.read(model)
+        if known is not None:
+            apply.fill(model, known)
+            return
+        log.info("quantising bits=%d group=%d method=%s", recipe.bits, recipe.group, recipe.method)
+        ids = _sampled(model, tensors) if recipe.method == "sampled" else None
+        entry.write(apply.quantize(model, tensors, recipe, ids))
+
+
+def _sampled(model: Any, tensors: Tensors) -> Tensor | None:
+    """Return tokens to run a model over; None, with a log line, for one that does not run over them alone."""
+    try:
+        return sampled.ids(model, tensors)
+    except Exception as error:  # a model's own code may raise anything
+        log.warning("rounding to the nearest: the model does not run over tokens alone: %r", error)
+        return None
+
+
+def _stored(config: Any) -> dict[str, Any] | None:
+    found = getattr(config, "quantization_config", None)
+    if found is None or isinstance(found, dict):
+        return found
+    return dict(found.to_dict())

@@ -1,0 +1,43 @@
+"""The tensors of a checkpoint by name, read one at a time."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+
+class Tensors:
+    """What lies in safetensors files. Others have none, as far as this goes."""
+
+    def __init__(self, files: Sequence[str | Path]) -> None:
+        self.files = [Path(file) for file in files]
+        self.metadata: dict[str, str] = {}
+        self._opened = ExitStack()
+        self._where: dict[str, Any] = {}
+        for file in self.files:
+            if file.suffix == ".safetensors":
+                opened = self._opened.enter_context(safe_open(file, framework="pt"))
+                self._where |= dict.fromkeys(opened.keys(), opened)
+                self.metadata |= opened.metadata() or {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._where)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._where[name].get_slice(name).get_shape())
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor; raises ValueError when it is not there."""
+        if name not in self._where:
+            raise ValueError(f"the checkpoint has no {name}")
+        return self._where[name].get_tensor(name)
+
+    def close(self) -> None:
+        self._opened.close()
