@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from tests.unit.engine.quantize import checkpoints
 from worker.engine import Engine, EngineConfig, loader, parallel
 from worker.engine.fast import FastEngine
 from worker.engine.quantize import apply
+from worker.engine.quantize import cache as stored
 from worker.engine.quantize.linear import IntLinear
+from worker.engine.quantize.recipe import Recipe
 
 INT4 = EngineConfig(device="cpu", quantize="int4", quantize_group=32)
 CHANGES: list[dict[str, Any]] = [
@@ -159,13 +162,20 @@ def _full(*_: Any) -> None:
     raise OSError("the disk is full")
 
 
-def test_two_who_want_the_same_make_it_once(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    quantize = apply.quantize
-    monkeypatch.setattr(apply, "quantize", lambda *args: made.append(1) or quantize(*args))
-    config = replace(INT4, quantize_method="rtn")
+def test_two_who_want_the_same_make_it_once(tmp_path: Path) -> None:
+    made: list[int] = []
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"any")
+
+    def want() -> None:
+        with stored.entry([file], Recipe(4, 32, "rtn")) as entry:
+            if not entry.path.is_file():
+                made.append(1)
+                time.sleep(0.05)
+                entry.path.write_bytes(b"made")
+
     # Files are locked by whoever has opened them: for that, threads are as good as processes.
-    threads = [threading.Thread(target=loader.load, args=(str(tiny_path), config)) for _ in range(2)]
+    threads = [threading.Thread(target=want) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
