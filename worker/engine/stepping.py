@@ -41,7 +41,7 @@ class Stepper:
         self.pack = model.packer(scheduler.memory, config.cascade)
         self.model_seconds = 0.0
         self.flight: ahead.Flight | None = None
-        self._model = model
+        self.model = model
         self._scheduler = scheduler
         self.speculation = speculation
         self._stats = stats
@@ -120,9 +120,9 @@ class Stepper:
         packed = self.pack(batch)
         if last is not None:
             assert isinstance(packed.step, PagedStep)
-            ahead.carry(last, batch.decode, packed.step, self._model.device)
+            ahead.carry(last, batch.decode, packed.step, self.model.device)
         with self._model_runs():
-            logits = self._model.step(packed.step)
+            logits = self.model.step(packed.step)
         self._count_step(batch, packed.step.attention_calls)
         rows, sequences = [], []
         for row, end in enumerate(packed.ends):
@@ -160,7 +160,7 @@ class Stepper:
 
     def _launch(self, sequences: list[Sequence], rows: list[int], logits: Tensor) -> ahead.Flight | None:
         """Choose tokens on the device and leave them unread."""
-        device = self._model.device
+        device = self.model.device
         if len(rows) < len(logits):
             logits = logits.index_select(0, device.stage(np.array(rows, dtype=np.int64)))
         ready = self._ready_prompts()

@@ -48,7 +48,7 @@ def test_with_cascade_requests_share_one_part(
 ) -> None:
     engine = Schedule(worth_a_part=0, config={"cascade": cascade}).open(open_subject("llama"))
     watched = Watched(engine._runner)
-    engine._runner = watched
+    engine._stepper.model = watched
     requests = [request(str(i), [7] * 20 + [i], max_tokens=4, ignore_eos=True) for i in range(5)]
     assert len(list(engine.generate(requests))) == 5
     assert watched.most == parts
