@@ -22,7 +22,8 @@ import click
 from bench import qwen_like, workloads
 from bench.workloads import Workload
 
-_WARM_UP_TOKENS = 8
+_WARM_UP_TOKENS = 40
+"""At most, each request another number: as they end, steps of all batch sizes are recorded."""
 _FIELDS = (
     "engine",
     "workload",
@@ -104,7 +105,9 @@ def run(
     taken: set[int] = set()
     work = workloads.build(tokenizer, n)
     for name in names or workloads.NAMES:
-        few = [(prompt, _WARM_UP_TOKENS) for prompt, _ in work[name][: 2 * max_running]]
+        few = [
+            (prompt, 1 + at % _WARM_UP_TOKENS) for at, (prompt, _) in enumerate(work[name][: 2 * max_running])
+        ]
         running(workloads.apart(few, taken, range(1, shape["vocab_size"])), seconds / 4)
         turn = workloads.apart(work[name], taken, range(1, shape["vocab_size"]))
         _forget_peak()

@@ -55,8 +55,9 @@ stage() {
 # A figure is worth nothing while tests fail, but it is measured: minutes on a card are few.
 stage versions 5 60 "$PYTHON" -m bench.gpu versions
 "$PYTHON" -c 'import flash_attn' 2>/dev/null || echo '{"figure": "note", "text": "no flash-attn: our engine runs dense attention"}' | tee -a "$LINES"
-stage tests 30 200 "$PYTHON" -m pytest -q --no-header --tb=short -p no:cacheprovider -o timeout=100 -W default "${TESTS[@]}" tests/gpu
-stage longhaul 40 150 "$PYTHON" -m bench.gpu run longhaul --seconds 40 --config "$CONFIG" "${MORE[@]}"
+stage tests 30 240 "$PYTHON" -m pytest -q --no-header --tb=short -p no:cacheprovider -o timeout=100 -W default "${TESTS[@]}" \
+    tests/gpu tests/unit/engine/test_cuda_device.py
+stage longhaul 40 200 "$PYTHON" -m bench.gpu run longhaul --seconds 30 --config "$CONFIG" "${MORE[@]}"
 if "$VLLM_PYTHON" -c 'import vllm' 2>/dev/null; then
     stage vllm 90 200 "$VLLM_PYTHON" -m bench.gpu run vllm "${MORE[@]}"
 else

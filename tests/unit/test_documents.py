@@ -8,11 +8,13 @@ import click
 import pytest
 
 from jobs import cli, key_commands
-from worker import offline
+from worker import offline, quantize_command, sizing_command
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMMANDS = [cli.main, offline.run, *cli.main.commands.values(), *key_commands.keys.commands.values()]
+OF_WORKERS = {"run": offline.run, "size": sizing_command.size, "quantize": quantize_command.quantize}
+BY_NAME = cli.main.commands | OF_WORKERS
+COMMANDS = [cli.main, *BY_NAME.values(), *key_commands.keys.commands.values()]
 HELP = "\n".join(command.help or "" for command in COMMANDS)
 TEXT = "\n".join(page.read_text() for page in PAGES)
 
@@ -36,7 +38,7 @@ def test_command_line_is_one_that_longhaul_takes(
     name, *arguments = shlex.split(line.split(" && ")[0].replace("batch_01...", "batch_01"), comments=True)[
         1:
     ]
-    command = offline.run if name == "run" else cli.main.commands[name]
+    command = BY_NAME[name]
     if isinstance(command, click.Group):
         name, *arguments = arguments
         command = command.commands[name]

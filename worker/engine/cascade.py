@@ -14,6 +14,8 @@ Table = NDArray[np.int32]
 LEAST_SAVED_PAGES = 4
 """Reading fewer pages less is not worth a row more, and a merge."""
 _MOST_PIECES = 16
+_PIECE_QUERIES = 1024
+"""So many queries of a segment, all pieces together, fill a GPU: each piece has a copy of them."""
 _LEAST_PIECE_PAGES = 4
 
 
@@ -25,10 +27,13 @@ class Segment:
     first: int
     last: int
 
-    def pieces(self) -> "list[Segment]":
-        """Return it in pieces that a GPU reads side by side: one alone does not fill it."""
+    def pieces(self, queries: int) -> "list[Segment]":
+        """Return it in pieces that a GPU reads side by side, if its rows have so few queries that one does
+        not fill it.
+        """
         pages = self.last - self.first
-        size = max(_LEAST_PIECE_PAGES, -(-pages // _MOST_PIECES))
+        most = min(_MOST_PIECES, max(1, _PIECE_QUERIES // queries))
+        size = max(_LEAST_PIECE_PAGES, -(-pages // most))
         return [
             Segment(self.rows, at, min(at + size, self.last)) for at in range(self.first, self.last, size)
         ]

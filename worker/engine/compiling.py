@@ -56,6 +56,8 @@ def _prepare() -> None:
     """Import torch's compiler, whatever its modules warn of."""
     with warnings.catch_warnings(action="ignore"):
         import torch._inductor.compile_fx
+    # Of one function, whoever compiles it: a process may open several models, one after the other.
+    torch._dynamo.config.recompile_limit = 64
     # A few small kernels need no pool of processes, which would stay.
     torch._inductor.config.compile_threads = 1
 

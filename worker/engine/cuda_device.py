@@ -33,6 +33,8 @@ class CudaDevice:
         self._stream: torch.cuda.Stream | None = None
         self._copying: torch.cuda.Stream | None = None
         self._pool: Any = None
+        self._failed: list[torch.cuda.CUDAGraph] = []
+        """Kept: the allocator may still ask them where memory belongs."""
 
     def stage(self, values: NDArray[Any]) -> Tensor:
         if torch.cuda.is_current_stream_capturing():
@@ -83,6 +85,7 @@ class CudaDevice:
                 ):
                     result = run()
             except BaseException:
+                self._failed.append(graph)
                 # The allocator may take a recording that failed for one that goes on in its pool.
                 self._pool = torch.cuda.graph_pool_handle()
                 raise
@@ -105,9 +108,15 @@ class CudaDevice:
     def _warm_up(self, run: Callable[[], Tensor], stream: torch.cuda.Stream) -> None:
         current = torch.cuda.current_stream()
         stream.wait_stream(current)
+        mode = torch.cuda.get_sync_debug_mode()
         with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
-                run()
+            try:
+                for nth in range(_WARM_UPS):
+                    if nth == _WARM_UPS - 1:  # what waits fails here: in a recording it harms the allocator
+                        torch.cuda.set_sync_debug_mode("error")
+                    run()
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
         current.wait_stream(stream)
 
 

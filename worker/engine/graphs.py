@@ -8,6 +8,7 @@ Python. Everything else is read from tensors when it repeats.
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ from worker.engine.graph_shapes import Shape
 from worker.engine.paged_step import PagedStep
 
 log = logging.getLogger(__name__)
+_MOST_FAILURES = 2
+"""A forward that cannot be recorded cannot in other sizes either, and each attempt stops all work."""
+_STALE_STEPS = 1000
 Forward = Callable[[PagedStep], Tensor]
 
 
@@ -56,8 +60,10 @@ class Graphs:
         self._device = device
         self._forward = forward
         self._limits = limits
-        self._graphs: dict[Shape, _Graph] = {}
+        self._graphs: OrderedDict[Shape, _Graph] = OrderedDict()
         self._refused: set[Shape] = set()
+        self._impossible: set[Shape] = set()
+        self._failures = 0
 
     @torch.inference_mode()
     def run(self, step: PagedStep) -> Tensor | None:
@@ -74,6 +80,8 @@ class Graphs:
             self.counts.eager_decodes += 1
             return None
         self.counts.replayed += 1
+        graph.used = self._now()
+        self._graphs.move_to_end(shape)
         self.counts.padding_rows += shape.rows - len(step.ids)
         return graph.replay(step)
 
@@ -81,35 +89,55 @@ class Graphs:
         """Drop all graphs, to record them anew, and give their memory back."""
         self._graphs.clear()
         self._refused.clear()
-        self.counts.bytes = 0
+        self._impossible.clear()
+        self._failures = self.counts.bytes = 0
+
+    def _now(self) -> int:
+        return self.counts.replayed + self.counts.eager_decodes
 
     def _recorded(self, shape: Shape, pool: pages.Pool) -> "_Graph | None":
-        if shape in self._refused:
+        if shape in self._impossible or self._failures >= _MOST_FAILURES:
             return None
-        if len(self._graphs) >= self._limits.graphs or self.counts.bytes >= self._limits.bytes:
-            self._refuse(shape, f"{len(self._graphs)} graphs hold {self.counts.bytes} bytes")
-            return None
-        before = self._device.free_bytes()
+        while len(self._graphs) >= self._limits.graphs or self.counts.bytes >= self._limits.bytes:
+            if not self._drop_stale():
+                self._refuse(shape, f"{len(self._graphs)} graphs hold {self.counts.bytes} bytes")
+                return None
         try:
+            before = self._device.free_bytes()
             graph = _Graph(self._device, self._forward, shape, pool)
+            graph.bytes = max(0, before - self._device.free_bytes())
         except Exception as error:  # whatever keeps it from being recorded, it can be computed
             if device_errors.is_lost(error):
                 raise
+            self._failures += 1
+            self._impossible.add(shape)
             self._refuse(shape, f"{type(error).__name__}: {error}")
             return None
-        taken = max(0, before - self._device.free_bytes())
-        if self.counts.bytes + taken > self._limits.bytes:
-            self._refuse(shape, f"it takes {taken} bytes, others {self.counts.bytes}")
+        if self.counts.bytes + graph.bytes > self._limits.bytes:
+            self._impossible.add(shape)
+            self._refuse(shape, f"it takes {graph.bytes} bytes, others {self.counts.bytes}")
             return None
-        self.counts.bytes += taken
+        self.counts.bytes += graph.bytes
         self.counts.captured += 1
         self._graphs[shape] = graph
         return graph
 
+    def _drop_stale(self) -> bool:
+        """Drop the graph that was used longest ago, if that is long; False if it is not. Else, where steps
+        have more shapes than there may be graphs, each would be recorded again and again.
+        """
+        shape, graph = next(iter(self._graphs.items()), (None, None))
+        if shape is None or graph is None or self._now() - graph.used < _STALE_STEPS:
+            return False
+        del self._graphs[shape]
+        self.counts.bytes -= graph.bytes
+        return True
+
     def _refuse(self, shape: Shape, reason: str) -> None:
-        self._refused.add(shape)
-        self.counts.refused += 1
-        log.warning("decode steps run without a graph shape=%s reason=%s", shape, reason.split("\n")[0])
+        if shape not in self._refused:
+            self._refused.add(shape)
+            self.counts.refused += 1
+            log.warning("decode steps run without a graph shape=%s reason=%s", shape, reason.split("\n")[0])
 
 
 class _Graph:
@@ -118,6 +146,7 @@ class _Graph:
     """
 
     def __init__(self, device: Device, forward: Forward, shape: Shape, pool: pages.Pool) -> None:
+        self.bytes = self.used = 0
         self._inputs = Inputs(device.stage, shape, pool)
         self._pool = pool
         step = self._inputs.step

@@ -1,5 +1,6 @@
 """How many bytes of KV an engine has: on a card what is measured to be left, else a share of what is free."""
 
+import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ def of(
         if loaded.device.type != "cuda":
             return without_measuring(config, loaded.device)
         gauge = Card(loaded.device)
+    gc.collect()  # what the model was tried with is still in memory
     after = gauge.free_bytes()
     peak = gauge.peak_bytes(lambda: _run_largest_step(loaded, config))
     if config.speculate == "draft":

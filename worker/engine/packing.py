@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,10 @@ from worker.engine.paged_step import PagedStep
 from worker.engine.scheduler import Batch, Chunk
 from worker.engine.sequence import Sequence
 from worker.engine.speculation import Drafted
-from worker.engine.step import Part, Step, Tokens, Write
+from worker.engine.step import Part, Step, Write
+
+_Places = slice | list[int]
+"""Which of the packed tokens: a range, or their indices, here on the host."""
 
 
 @dataclass(frozen=True)
@@ -131,15 +135,17 @@ class _Packer:
     def packed(self, cascade: bool) -> Packed:
         positions = self._tensor(self._positions)
         own = [self._part(tokens, positions, fields) for tokens, fields in self._spans]
+        places: list[_Places] = [tokens for tokens, _ in self._earlier]
         shared = [self._part(tokens, positions, fields) for tokens, fields in self._earlier]
         fields: dict[str, Any]
         for node, slices in self._on_node.items():
             run = _run(node)
             fields = {"sources": [run.storage], "first": run.first, "length": len(node.tokens)}
             fields |= {"start": node.start, "all_seen": True}
-            for tokens in [self._joined(slices)] if cascade else slices:
+            for tokens in [_joined(slices)] if cascade else slices:
+                places.append(tokens)
                 shared.append(self._part(tokens, positions, fields))
-        _mark_last(shared, len(self._ids))
+        _mark_last(shared, places, len(self._ids))
         step = Step(self._tensor(self._ids), positions, self._tensor(self._wanted), self._writes, own, shared)
         return Packed(step, self._ends, self._scored, self._drafted)
 
@@ -147,24 +153,26 @@ class _Packer:
         for node in nodes:
             self._on_node.setdefault(node, []).append(tokens)
 
-    def _joined(self, slices: list[slice]) -> Tokens:
-        """Return one range where the ranges adjoin, else all indices."""
-        if all(a.stop == b.start for a, b in pairwise(slices)):
-            return slice(slices[0].start, slices[-1].stop)
-        return self._tensor([at for tokens in slices for at in range(tokens.start, tokens.stop)])
-
-    def _part(self, tokens: Tokens, positions: Tensor, fields: dict[str, Any]) -> Part:
+    def _part(self, places: _Places, positions: Tensor, fields: dict[str, Any]) -> Part:
+        tokens = places if isinstance(places, slice) else self._tensor(places)
         return Part(tokens=tokens, positions=positions[tokens], **fields)
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._device)
 
 
-def _mark_last(parts: list[Part], tokens: int) -> None:
-    later = torch.zeros(tokens, dtype=torch.bool)
-    for part in reversed(parts):
-        part.last = not bool(later[part.tokens].any())
-        later[part.tokens] = True
+def _joined(slices: list[slice]) -> _Places:
+    """Return one range where the ranges adjoin, else all indices."""
+    if all(a.stop == b.start for a, b in pairwise(slices)):
+        return slice(slices[0].start, slices[-1].stop)
+    return [at for tokens in slices for at in range(tokens.start, tokens.stop)]
+
+
+def _mark_last(parts: list[Part], places: list[_Places], tokens: int) -> None:
+    later = np.zeros(tokens, dtype=np.bool_)
+    for part, at in zip(reversed(parts), reversed(places), strict=True):
+        part.last = not later[at].any()
+        later[at] = True
 
 
 def _slot(sequence: Sequence) -> kv.Slot:

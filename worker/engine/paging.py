@@ -132,7 +132,11 @@ class Packer:
     def _shared(self, segments: Sequence[cascade.Segment], rows: Sequence[_Row]) -> Shared:
         size = self._memory.page_tokens
         firsts = np.cumsum([0, *(len(row.tokens) for row in rows)])
-        pieces = [piece for segment in segments for piece in segment.pieces()]
+        pieces = [
+            piece
+            for segment in segments
+            for piece in segment.pieces(sum(len(rows[row].tokens) for row in segment.rows))
+        ]
         members = [np.concatenate([np.arange(firsts[r], firsts[r + 1]) for r in p.rows]) for p in pieces]
         cut = [
             (len(queries), (p.last - p.first) * size, rows[p.rows[0]].table[p.first : p.last])

@@ -38,8 +38,9 @@ def test_segments_cover_the_front_of_each_row_without_a_gap(tables: list[list[in
         assert [page for first, last in mine for page in range(first, last)] == list(range(start))
 
 
-@given(st.integers(0, 50), st.integers(1, 400))
-def test_pieces_are_the_segment(first: int, pages: int) -> None:
-    pieces = cascade.Segment([0, 1], first, first + pages).pieces()
+@given(st.integers(0, 50), st.integers(1, 400), st.sampled_from((2, 64, 100, 4000)))
+def test_pieces_are_the_segment(first: int, pages: int, queries: int) -> None:
+    pieces = cascade.Segment([0, 1], first, first + pages).pieces(queries)
+    assert len(pieces) * queries <= max(1024, queries)
     assert [page for p in pieces for page in range(p.first, p.last)] == list(range(first, first + pages))
     assert len(pieces) <= 16

@@ -126,6 +126,10 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", made.new_pool)
     monkeypatch.setattr(torch.cuda, "stream", made.on)
     monkeypatch.setattr(torch.cuda, "graph", made.graph)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(
+        torch.cuda, "set_sync_debug_mode", lambda mode: made.events.append(f"waiting: {mode}")
+    )
     return made
 
 
@@ -140,7 +144,9 @@ def test_a_recording_is_warmed_up_on_its_stream_after_what_was_launched(streams:
     once = [
         "side waits for engine",
         "run on side",
+        "waiting: error",
         "run on side",
+        "waiting: 0",
         "engine waits for side",
         "record in 1 thread_local",
         "run on side",

@@ -188,6 +188,22 @@ def test_there_are_no_more_graphs_than_allowed() -> None:
     assert run_rows(made, HOST, memory, 8, 4, 1) == [True, True, False]
 
 
+def test_a_graph_that_is_not_used_any_more_makes_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "_STALE_STEPS", 3)
+    late, memory = late_device.LateDevice(recording_bytes=100), decode_steps.pool()
+    made = graphs.Graphs(late, MODEL, graphs.Limits(2, 2**40))
+    assert run_rows(made, late, memory, 1, 2, 4, 2, 4, 2) == [True, True, False, True, True, True]
+    assert (made.counts.captured, made.counts.refused, made.counts.bytes) == (3, 1, 200)
+    assert run_rows(made, late, memory, 1) == [False]
+
+
+def test_a_forward_that_cannot_be_recorded_is_not_tried_in_all_sizes() -> None:
+    late, memory = late_device.LateDevice(), decode_steps.pool()
+    made = graphs.Graphs(late, waits, MANY)
+    assert run_rows(made, late, memory, 1, 2, 4, 8) == [False] * 4
+    assert made.counts.refused == 2
+
+
 def test_graphs_hold_no_more_memory_than_allowed() -> None:
     late, memory = late_device.LateDevice(recording_bytes=100), decode_steps.pool()
     made = graphs.Graphs(late, MODEL, graphs.Limits(10, 250))
