@@ -34,7 +34,8 @@ def test_command_line_is_one_that_longhaul_takes(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("prompts.jsonl").touch()
+    for file in ("prompts.jsonl", "prompts.txt"):
+        Path(file).touch()
     name, *arguments = shlex.split(line.split(" && ")[0].replace("batch_01...", "batch_01"), comments=True)[
         1:
     ]
