@@ -156,11 +156,20 @@ class Scheduler:
             elif tokens := self._chunk_tokens(sequence, budget):
                 chunks.append(_own_chunk(sequence, tokens))
                 budget -= tokens
-        # A full chunk is at the speed of the matrix products already: whoever decodes waits for a full batch.
-        decode = self._with_room(self.limits.turn(decode, self.running)) if budget > 0 or not chunks else []
+        alone = bool(chunks) and budget <= 0 and self._prefills_alone(len(decode))
+        decode = [] if alone else self._with_room(self.limits.turn(decode, self.running))
         self.trie.in_step = []
         chunks = [chunk for chunk in chunks if not _was_freed(chunk)]
         return Batch(decode, chunks) if decode or chunks else None
+
+    def _prefills_alone(self, decoding: int) -> bool:
+        """Tell whether a full chunk is computed without those who decode: they wait for a full batch.
+
+        On a CPU it is, as such a chunk is at the speed of the matrix products already. On a GPU while fewer
+        than half of the running requests decode; from then on their tokens come with each chunk for little
+        more than the weights that it reads anyway. Not while memory is short: then a step is to be small.
+        """
+        return not self.memory.paged or self.limits.tight or 2 * decoding < len(self.running)
 
     def _chunk_tokens(self, sequence: Sequence, budget: int) -> int:
         """Return how many of its own tokens a sequence computes in this step, with room for them."""

@@ -79,7 +79,7 @@ def in_time() -> Any:
     return runner
 
 
-SCHEDULES = (asked(), st.integers(12, 40), st.integers(1, 9), st.integers(0, 1 << 32))
+SCHEDULES = (asked(), st.integers(7, 40), st.integers(1, 9), st.integers(0, 1 << 32))
 
 
 @pytest.mark.usefixtures("few_candidates")

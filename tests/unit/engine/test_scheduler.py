@@ -331,3 +331,24 @@ def test_a_step_tells_scheduling_from_the_model(
 def test_a_config_that_could_never_run_anything_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):
         EngineConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("paged", "decoding", "together"), [(True, 3, True), (True, 1, False), (False, 3, False)]
+)
+def test_full_chunks_are_mixed_with_decoding_by_its_share(
+    tiny_loaded: loader.Loaded, paged: bool, decoding: int, together: bool
+) -> None:
+    """Long prompts join requests that decode; a chunk is full until the last one of a prompt."""
+    fields = {"prefill_chunk_tokens": 8, "max_running": 5, "kv_memory_bytes": 1 << 20}
+    engine = (open_paged if paged else open_hashing)(tiny_loaded, **fields)
+    short = [request(f"short{i}", [i, 1], max_tokens=60) for i in range(decoding)]
+    engine.add(short)
+    for _ in range(3):
+        engine.step()
+    before = engine.stats.decode_steps
+    long = [request(f"long{i}", [i] * 40, max_tokens=2) for i in range(2)]
+    engine.add(long)
+    done = [completion for _ in range(9) for completion in engine.step()]
+    assert (engine.stats.decode_steps - before >= 8) == together
+    check([*short, *long], done + list(engine.generate([])))
