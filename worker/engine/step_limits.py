@@ -35,7 +35,8 @@ class StepLimits:
         """
         self._quiet = 0
         alone = tokens + rows <= 1
-        if drafts or (alone and self.drafts):
+        # Of a token to prefill and one that decodes nothing is halved: what is tight computes them apart.
+        if drafts or ((alone or tokens == rows == 1) and self.drafts):
             self.drafts = False
         elif alone:
             return False
