@@ -203,10 +203,10 @@ def why_not(layout: kv.Layout, scorings: list[Scoring]) -> str | None:
     fault = shape_fault(layout, scorings)
     if fault is not None:
         return f"flash-attn does not have {fault}"
-    if layout.dtype not in _DTYPES:
-        return f"flash-attn computes in float16 or bfloat16, not {layout.dtype}"
     if layout.device.type != "cuda":
         return f"flash-attn needs a CUDA device, not {layout.device}"
+    if layout.dtype not in _DTYPES:
+        return f"flash-attn computes in float16 or bfloat16, not {layout.dtype}"
     if torch.cuda.get_device_capability(layout.device) < (8, 0):
         return "flash-attn needs compute capability 8.0"
     try:

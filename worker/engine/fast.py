@@ -41,6 +41,8 @@ from worker.engine.types import Completion, EmbeddingRequest, EngineConfig, Requ
 
 log = logging.getLogger(__name__)
 _NAP_SECONDS = 0.02
+_MOST_STUCK = 100
+"""Calls in a row that compute nothing while requests run: a fault, and no reason to run for ever."""
 
 
 class FastEngine(Engine):
@@ -64,6 +66,7 @@ class FastEngine(Engine):
         leading.add_host(model, self._memory, config.kv_host_bytes)
         self._stop_touching: Callable[[], None] = lambda: None
         self._clock = clock
+        self._stuck = 0
         self._scheduler = Scheduler(self._memory, config, self.stats, clock)
         if drafter is None and config.speculate == "lookup":
             drafter = lookup.Lookup()
@@ -132,7 +135,11 @@ class FastEngine(Engine):
             self._fail(misfit, "it does not fit into the memory for keys and values (kv_memory_bytes)")
         stepped = self._stepper.advance()
         if not self._running:  # maybe because a choice failed, and others with it: no step may follow
+            self._stepper.settle()
             self._scheduler.sweep()
+        self._stuck = 0 if stepped or not self._scheduler.running else self._stuck + 1
+        if self._stuck > _MOST_STUCK:
+            raise RuntimeError(f"no step can be planned for {len(self._scheduler.running)} running requests")
         self._stepper.speculation.sweep(self._scheduler.running)
         if self.config.prefix_ttl_seconds is not None:
             self._scheduler.trie.expire(self._clock() - self.config.prefix_ttl_seconds)

@@ -87,10 +87,15 @@ class HostTier(pages.Counted):
 def mover(pool: pages.Pool, host: pages.Pool, here: device.Device) -> Mover:
     """Return what moves pages between two pools, of a device and of host memory."""
 
+    # Taken once: a move is planned between steps, where nothing backs off when memory is short.
+    shapes = {layer.shape[1:]: layer for layer in pool.tensors}
+    between = {shape: layer.new_empty((MOST_PAGES, *shape)) for shape, layer in shapes.items()}
+
     def move(out: bool, device_pages: list[int], host_pages: list[int]) -> None:
         at = here.stage(np.array(device_pages, dtype=np.int64))
         for layer, kept in zip(pool.tensors, host.tensors, strict=True):
-            (_move_out if out else _move_in)(layer, at, kept, host_pages)
+            scratch = between[layer.shape[1:]][: len(host_pages)]
+            (_move_out if out else _move_in)(layer, at, kept, host_pages, scratch)
 
     return move
 
@@ -112,17 +117,16 @@ def host_pool(pool: pages.Pool, count: int, here: device.Device) -> pages.Pool:
     return made
 
 
-def _move_out(layer: Tensor, at: Tensor, kept: Tensor, host_pages: list[int]) -> None:
-    gathered = layer.index_select(0, at)
+def _move_out(layer: Tensor, at: Tensor, kept: Tensor, host_pages: list[int], scratch: Tensor) -> None:
+    torch.index_select(layer, 0, at, out=scratch)
     for first, last, start in _runs(host_pages):
-        kept[start : start + last - first].copy_(gathered[first:last], non_blocking=True)
+        kept[start : start + last - first].copy_(scratch[first:last], non_blocking=True)
 
 
-def _move_in(layer: Tensor, at: Tensor, kept: Tensor, host_pages: list[int]) -> None:
-    arrived = torch.empty((len(host_pages), *layer.shape[1:]), dtype=layer.dtype, device=layer.device)
+def _move_in(layer: Tensor, at: Tensor, kept: Tensor, host_pages: list[int], scratch: Tensor) -> None:
     for first, last, start in _runs(host_pages):
-        arrived[first:last].copy_(kept[start : start + last - first], non_blocking=True)
-    layer.index_copy_(0, at, arrived)
+        scratch[first:last].copy_(kept[start : start + last - first], non_blocking=True)
+    layer.index_copy_(0, at, scratch)
 
 
 def _runs(host_pages: list[int]) -> Iterator[tuple[int, int, int]]:

@@ -43,7 +43,9 @@ class LongSlot(pages.Slot):
         self.staging: list[int] = []
         total = memory.pool.pages - 1
         self.room = total
-        if most > total * memory.page_tokens and memory.streams and resident_pages(total) > 1:
+        host = memory.host.pages if memory.host is not None and memory.streams else 0
+        # Not with less host memory than the staging takes of the pool.
+        if most > total * memory.page_tokens and longest(total, host) > total:
             self.staging = memory.take(2 * piece_pages(total))
             self.room = resident_pages(total)
 

@@ -120,6 +120,8 @@ class Trie:
                 self._idle[upper] = None
         if node.host is not None:
             self._split_hosted(upper, node, at)
+            if not (node.users or node.children or node.kv or node.host):
+                self._remove(node)
         return upper
 
     def pin(self, node: Node) -> None:
@@ -228,7 +230,7 @@ class Trie:
         """Drop from host memory until so many pages are free there, also what somebody waits for; False when
         that is not enough.
         """
-        if self._host is None:
+        if self._host is None or count > self._host.pages:
             return False
         if self._make_room(self._host, count):
             return True

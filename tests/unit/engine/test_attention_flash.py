@@ -211,7 +211,7 @@ def layout(*layers: tuple[int, int, int], dtype: torch.dtype = torch.bfloat16) -
         (layout((2, 60, 60)), SCORING, "heads of 60"),
         (layout((2, 192, 128)), SCORING, "keys of 192 and values of 128"),
         (layout((2, 64, 64)), Scoring(1.0, sinks=torch.zeros(4)), "sinks"),
-        (layout((2, 64, 64), dtype=torch.float32), SCORING, "float32"),
+        (kv.Layout(CUDA.layers, torch.float32, CUDA.device), SCORING, "float32"),
         (layout((2, 64, 64)), Scoring(1.0, 128, 30.0), "CUDA device, not cpu"),
     ],
 )

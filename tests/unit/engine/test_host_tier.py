@@ -3,11 +3,14 @@
 import gc
 import weakref
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.unit.engine.conftest import request
 from tests.unit.engine.late_device import LateDevice
@@ -237,3 +240,48 @@ def test_host_memory_is_held_as_long_as_its_pages_are() -> None:
     del move
     gc.collect()
     assert lost == [7 * memory.page_bytes]
+
+
+class _Allocations(TorchDispatchMode):
+    """Notes the operations that return new memory of more than a few numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        known = {
+            leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if _is_tensor(leaf)
+        }
+        if _is_tensor(result) and result.untyped_storage().data_ptr() not in known and result.numel() > 64:
+            self.found.append(str(operation))
+        return result
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def test_a_move_takes_no_memory_that_could_be_short() -> None:
+    layout = kv.Layout(((2, 8, 8),) * 2, torch.float32, torch.device("cpu"))
+    pool, here = pages.Pool(layout, 70, 4), device.Host()
+    host = host_tier.host_pool(pool, 70, here)
+    move = host_tier.mover(pool, host, here)
+    pool.keys[1].normal_()
+    before = pool.keys[1].clone()
+    with _Allocations() as allocations:
+        move(True, [3, 9, 4], [8, 9, 20])
+        move(False, [40, 41, 42], [9, 8, 20])
+    assert allocations.found == []
+    assert torch.equal(pool.keys[1][40:43], before[[9, 3, 4]])
+
+
+def test_a_split_leaves_no_node_without_kv() -> None:
+    """Of a node that host memory has in part."""
+    trie = prefix.Trie()
+    node = trie.insert("", [1, 2, 3, 4])
+    layout = kv.Layout(((1, 1, 1),), torch.float32, torch.device("cpu"))
+    node.host = pages.Memory(layout, 1 << 12, 4).run(0, 2)
+    node.kv = None
+    assert trie.insert("", [1, 2]).children == {}

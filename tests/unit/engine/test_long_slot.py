@@ -146,3 +146,18 @@ def test_others_wait_and_a_cancelled_one_leaves_nothing(tiny_loaded: loader.Load
     check(short, [c for c in done if c.id != "long"])
     engine.forget_prefixes()
     assert engine.stats.kv_bytes_in_use == engine.stats.kv_host_bytes_in_use == 0
+
+
+@pytest.mark.parametrize("host_pages", [0, 1, 2])
+def test_a_request_too_long_for_pool_and_host_memory_fails_and_others_run(
+    tiny_loaded: loader.Loaded, host_pages: int
+) -> None:
+    """Less host memory than streaming would take of the pool."""
+    fields = {"kv_memory_bytes": 9 * PAGE_BYTES, "kv_host_bytes": host_pages * PAGE_BYTES}
+    engine = open_paged(tiny_loaded, **fields)
+    engine.add([request("long", [1] * 33, max_tokens=6), request("short", [1] * 6 + [2], max_tokens=3)])
+    engine.expects_more = False
+    done = {c.id: c for _ in range(40) for c in engine.step()}
+    assert "does not fit" in (done["long"].error or "")
+    assert done["short"].error is None
+    assert not engine.has_work
