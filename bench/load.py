@@ -19,7 +19,8 @@ import httpx
 
 from bench import humaneval
 from jobs.ledger import Job, Ledger
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 from jobs.stack import Stack
 from worker.engine import smollm2
 

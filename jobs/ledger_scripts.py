@@ -9,7 +9,7 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from jobs import buckets, errors
-from jobs.settings import without_password
+from jobs.masking import without_password
 
 _GLOBAL = (
     "control",

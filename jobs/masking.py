@@ -5,7 +5,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 MASK = "***"
 VARIABLES = (
@@ -58,3 +58,20 @@ def _forms(secret: str) -> set[str]:
 
 
 learn_environment()
+
+
+_AUTHORITY = re.compile(r"://.*@")
+
+
+def without_password(url: str) -> str:
+    """Return a URL that may be shown."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return _AUTHORITY.sub("://***@", url)
+    if "@" not in parts.netloc and "@" in url:  # a password with a slash that is not quoted
+        return _AUTHORITY.sub("://***@", url)
+    credentials, at, host = parts.netloc.rpartition("@")
+    user, colon, _ = credentials.partition(":")
+    query = re.sub(r"(?<=password=)[^&]*", "***", parts.query)
+    return urlunsplit(parts._replace(netloc=f"{user}{colon}{'***' if colon else ''}{at}{host}", query=query))

@@ -16,7 +16,8 @@ from celery import Celery
 from kombu import entity, exceptions
 
 from jobs import errors
-from jobs.settings import Settings, without_password
+from jobs.masking import without_password
+from jobs.settings import Settings
 
 CONTROL = "control"
 PLAN, FEED, FINALIZE, WAKE = "longhaul.plan", "longhaul.feed", "longhaul.finalize", "longhaul.wake"

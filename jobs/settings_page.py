@@ -3,12 +3,13 @@
 import tempfile
 import types
 import typing
+from collections.abc import Collection
 from typing import Any
 
 import pydantic
 from pydantic.fields import FieldInfo
 
-from jobs import settings
+from jobs import engine_settings, model_settings, settings
 
 _HEAD = f"""# Settings
 
@@ -26,7 +27,11 @@ def page() -> str:
     return "\n".join(
         [
             _HEAD,
-            *_table(settings.Settings, settings.PREFIX),
+            *_table(settings.Settings, settings.PREFIX, set(engine_settings.EngineSettings.model_fields)),
+            "",
+            "## The engine",
+            "",
+            *_table(engine_settings.EngineSettings, settings.PREFIX),
             "",
             "## A model",
             "",
@@ -36,7 +41,7 @@ def page() -> str:
             f"export {example}",
             "```",
             "",
-            *_table(settings.ModelSettings, ""),
+            *_table(model_settings.ModelSettings, ""),
             "",
             "## A quota",
             "",
@@ -52,11 +57,12 @@ def page() -> str:
     )
 
 
-def _table(model: type[pydantic.BaseModel], prefix: str) -> list[str]:
+def _table(model: type[pydantic.BaseModel], prefix: str, elsewhere: Collection[str] = ()) -> list[str]:
     rows = [
         f"| `{prefix}{name.upper() if prefix else name}` | {_kind(field.annotation)} | {_default(field)} "
         f"| {(field.description or '').replace('|', chr(92) + '|')} |"
         for name, field in model.model_fields.items()
+        if name not in elsewhere
     ]
     return ["| name | type | default | meaning |", "|---|---|---|---|", *rows]
 

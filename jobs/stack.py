@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import IO, Any, Literal
 
 from jobs import embedded, errors, restarts, servers
-from jobs import settings as settings_module
+from jobs.model_settings import ModelSettings
 
 DEFAULT_DIRECTORY = Path(".longhaul")
 ENVIRONMENT = "environment"
@@ -47,7 +47,7 @@ class Stack:
         self,
         directory: Path | str = DEFAULT_DIRECTORY,
         *,
-        models: Mapping[str, settings_module.ModelSettings | Mapping[str, Any]] | None = None,
+        models: Mapping[str, ModelSettings | Mapping[str, Any]] | None = None,
         workers: int = 1,
         store: Literal["s3", "local"] = "s3",
         api_port: int = 0,
@@ -266,12 +266,10 @@ class Stack:
         lock.flush()
 
 
-def models_json(models: Mapping[str, settings_module.ModelSettings | Mapping[str, Any]]) -> str:
+def models_json(models: Mapping[str, ModelSettings | Mapping[str, Any]]) -> str:
     """Return LONGHAUL_MODELS for these models."""
     checked = {
-        name: model
-        if isinstance(model, settings_module.ModelSettings)
-        else settings_module.ModelSettings(**model)
+        name: model if isinstance(model, ModelSettings) else ModelSettings(**model)
         for name, model in models.items()
     }
     return json.dumps({name: model.model_dump(exclude_defaults=True) for name, model in checked.items()})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from jobs import errors, template
-from jobs.settings import ModelSettings
+from jobs.model_settings import ModelSettings
 
 _CACHED_SEGMENT_CHARACTERS = 256
 _CACHE_CHARACTERS = 4_000_000

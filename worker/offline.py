@@ -11,8 +11,9 @@ import click
 import orjson
 
 from jobs import errors, plan, progress
+from jobs.model_settings import ModelSettings
 from jobs.records import Manifest
-from jobs.settings import ModelSettings, Settings
+from jobs.settings import Settings
 from worker.offline_job import KINDS, OfflineJob, beside, working_directory
 
 ENGINES = get_args(ModelSettings.model_fields["engine"].annotation)

@@ -17,8 +17,9 @@ import click
 import orjson
 
 from jobs import bodies, errors, finalize, ids, lines, plan, progress, results, store_local, tokens
+from jobs.model_settings import ModelSettings
 from jobs.records import JobRecord, Manifest, PartEntry, PlannedRequest, ResultRow
-from jobs.settings import ModelSettings, Settings
+from jobs.settings import Settings
 from worker import engine, translate, watchdog
 from worker.blame import Blame
 from worker.interrupts import Interrupts

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.peers import child
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 from worker.engine import Completion, Engine, Request, Sampling, open_engine
 
 _FEW = 8

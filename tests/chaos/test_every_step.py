@@ -10,7 +10,8 @@ import redis
 from jobs import errors
 from jobs.embedded import RedisServer
 from jobs.files import Files
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 from jobs.store_local import LocalStore
 from tests.chaos.lives import Died, Lives, Steps
 from tests.unit import planning

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from jobs import bodies, checks, creation, errors, grammars, lines, prepare, tokens
-from jobs.settings import ModelSettings
+from jobs.model_settings import ModelSettings
 from tests.fuzz import seeds
 from tests.fuzz.mutate import Mutator
 from tests.unit import planning

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs import queue, settings
+from jobs import model_settings, queue, settings
 
 MODELS = {"m/x.y": {"source": "nowhere", "engine": "echo"}}
 FAKE = "tests.integration.fake_worker"
@@ -50,7 +50,7 @@ class Worker:
     def __init__(self, redis_url: str, directory: Path, app: str = FAKE, **changes: str) -> None:
         self.environment = environment(redis_url, directory, **changes)
         self.settings = settings.Settings(
-            redis_url=redis_url, models={k: settings.ModelSettings(**v) for k, v in MODELS.items()}
+            redis_url=redis_url, models={k: model_settings.ModelSettings(**v) for k, v in MODELS.items()}
         )
         self._events = directory / "events"
         self._log = directory / f"worker-{time.monotonic_ns()}.log"

@@ -30,7 +30,8 @@ def _run_command() -> None:
 
 
 def _serve(asked: dict[str, Any]) -> dict[str, Any]:
-    from jobs.settings import ModelSettings, Settings
+    from jobs.model_settings import ModelSettings
+    from jobs.settings import Settings
     from worker import engine as engines
 
     model = ModelSettings(source=asked["model"], engine="vllm", context_tokens=2048)

@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 
 from jobs import plan, store_local, tokens
+from jobs.model_settings import ModelSettings
 from jobs.records import JobRecord, PlannedRequest, ResultRow
-from jobs.settings import ModelSettings, Settings
+from jobs.settings import Settings
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from jobs import errors, log, masking
-from jobs.settings import Settings, without_password
+from jobs.masking import without_password
+from jobs.settings import Settings
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,9 @@
 import pytest
 
 from jobs import errors, queue
-from jobs.settings import ModelSettings, Settings, without_password
+from jobs.masking import without_password
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 
 ECHO = ModelSettings(source="nowhere", engine="echo")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from jobs import rendering, rendering_process, template, tokens
-from jobs.settings import ModelSettings
+from jobs.model_settings import ModelSettings
 
 TEMPLATES = sorted((Path(__file__).parents[1] / "data" / "templates").glob("*.jinja"))
 ASK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Weather in Bern?\n "}]

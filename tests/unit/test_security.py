@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from jobs import errors, ids, queue
 from jobs.files import Files
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 from jobs.store_local import LocalStore
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from jobs import errors
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 from worker import engine
 from worker.engine import EngineConfig, opening
 

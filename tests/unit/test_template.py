@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs import errors, template, tokens
-from jobs.settings import ModelSettings
+from jobs.model_settings import ModelSettings
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 ASK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Weather in Bern?"}]

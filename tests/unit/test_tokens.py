@@ -22,7 +22,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 from jobs import errors, tokens
-from jobs.settings import ModelSettings
+from jobs.model_settings import ModelSettings
 from tests.unit import planning
 
 SPECIAL = ["<s>", "<|im_start|>", "<|im_start|>x", "<|im_end|>", "[SEP]"]
@@ -266,7 +266,7 @@ _MANY_THREADS = """
 import sys, threading
 from pathlib import Path
 from jobs import tokens
-from jobs.settings import ModelSettings
+from jobs.model_settings import ModelSettings
 model, failed = ModelSettings(source=sys.argv[1]), []
 def load():
     try:

@@ -3,7 +3,8 @@
 import dataclasses
 
 from jobs import tokens
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 from worker.engine.base import Engine
 from worker.engine.types import (
     Completion,

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from jobs import tokens
-from jobs.settings import ModelSettings
+from jobs.model_settings import ModelSettings
 from worker.engine.types import EngineConfig
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from jobs import keys, store
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 from tests.integration.api import serving
 
 

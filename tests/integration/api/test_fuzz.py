@@ -17,7 +17,8 @@ from schemathesis.specs.openapi import checks
 
 from api.errors import ErrorBody
 from jobs import embedded
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 from tests.integration.api import serving
 from tests.integration.api.serving import Api
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from jobs.embedded import RedisServer
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 from tests.integration.system.system import MODEL, System
 from worker.engine.tiny import tiny_model
 

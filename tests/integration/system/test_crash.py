@@ -8,7 +8,7 @@ from pathlib import Path
 import redis
 
 from jobs import ids, tokens
-from jobs.settings import ModelSettings
+from jobs.model_settings import ModelSettings
 from tests.integration.celery_worker import wait_until
 from tests.integration.system.system import MODEL, System, Worker, said
 from worker.engine import Engine, EngineConfig, Request, Sampling

@@ -14,7 +14,7 @@ from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from jobs.settings import ModelSettings
+from jobs.model_settings import ModelSettings
 from tests.integration.system.system import MODEL, System, said
 
 Start = Callable[..., System]

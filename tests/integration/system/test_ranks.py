@@ -13,7 +13,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from jobs import servers
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 from tests.integration.celery_worker import wait_until
 from tests.integration.system.system import MODEL, System, environment, said
 from tests.unit.engine import architectures

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 from worker import engine
 from worker.engine import EngineConfig
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from jobs import errors
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 from tests.unit.engine.conftest import request
 from worker.engine import Engine, EngineConfig, loader, open_engine
 from worker.engine.echo import EchoEngine

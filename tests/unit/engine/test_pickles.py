@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from jobs import errors
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 from worker.engine import EngineConfig, loader, open_engine
 from worker.engine.embeddings import pooling
 

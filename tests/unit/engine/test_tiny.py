@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jobs.settings import ModelSettings
+from jobs.model_settings import ModelSettings
 from jobs.tokens import Tokenizer
 from tests.unit.engine.conftest import request
 from worker.engine import loader, tiny

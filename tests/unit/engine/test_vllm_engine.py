@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from jobs import errors
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 from tests.unit.engine import hashing
 from tests.unit.engine.conftest import request
 from tests.unit.engine.vllm_twin import VllmTwin

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from jobs import errors
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 from tests.unit.engine import architectures
 from tests.unit.engine.conftest import request
 from tests.unit.engine.quantize import checkpoints
