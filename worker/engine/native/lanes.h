@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -20,7 +20,7 @@ constexpr int BYTES = 32, ROWS = 4, NV = 3;  // 12 + 3 + 1: of 16 registers
 #else
 constexpr int BYTES = 16, ROWS = 8, NV = 3;
 #endif
-constexpr int64_t K_BLOCK = 768;        // rows of a panel that stay in the level-1 and 2 caches
+constexpr int64_t K_BLOCK = 768;  // rows of a panel that stay in the level-1 and 2 caches
 // Rows of a panel of integers that are floats at a time, multiples of 8: for few input rows as many as stay in the
 // level-1 cache, for many more, since each block adds to the sums of all.
 constexpr int64_t INTEGER_BLOCK = 128, LARGE_INTEGER_BLOCK = 256, MANY_ROWS = 32;

@@ -3,14 +3,15 @@
 // A weight [outputs, inputs] becomes panels of WIDTH columns; ROWS rows of the input against a panel are summed in
 // registers over K_BLOCK inputs at a time. The sum of an output is taken in the same order whatever the batch is, so
 // that a row's result does not depend on its neighbours. While one panel is used the next comes from memory. Integers
-// become floats a block at a time, in the level-1 cache, and from there on it is the same product.
+// become floats a block at a time, in the level-1 cache, and from there on it is the same product; or rows become
+// integers too (digits.h).
 #pragma once
 
 #include <atomic>
 #include <memory>
 #include <vector>
 
-#include "integers.h"
+#include "digits.h"
 
 namespace {
 
@@ -111,11 +112,30 @@ inline void add_integers(const Product<float>& p, int64_t first, int64_t rows, i
   }
 }
 
-// Computes `rows` rows of one panel into sums [rows, WIDTH], scale and bias included.
+// The same of a panel of integers and rows of digits.
+inline void add_digits(const Product<float>& p, const Digits& x, int64_t first, int64_t rows, int64_t panel,
+                       int64_t following, float* sums) {
+  Chunk chunk;
+  x.each_chunk([&](int64_t number, int64_t from, int64_t count) {
+    if (p.weight.bits == 4)
+      unpack<4>(p.weight, p.inputs, panel, following, from, count, chunk);
+    else
+      unpack<8>(p.weight, p.inputs, panel, following, from, count, chunk);
+    for (int64_t r = 0; r < rows; r += DIGIT_ROWS)
+      with_rows<DIGIT_ROWS>(std::min<int64_t>(DIGIT_ROWS, rows - r), [&](auto rows_now) {
+        add_chunk<decltype(rows_now)::value>(x, first + r, number, from, chunk, sums + r * WIDTH<float>);
+      });
+  });
+}
+
+// Computes `rows` rows of one panel into sums [rows, WIDTH], scale and bias included. `x`: p's rows as digits, or null.
 template <class T>
-void panel_sums(const Product<T>& p, int64_t first, int64_t rows, int64_t panel, int64_t following, T* sums) {
+void panel_sums(const Product<T>& p, const Digits* x, int64_t first, int64_t rows, int64_t panel, int64_t following,
+                T* sums) {
   if constexpr (std::is_same_v<T, float>) {
-    if (p.weight.bits)
+    if (x)
+      add_digits(p, *x, first, rows, panel, following, sums);
+    else if (p.weight.bits)
       add_integers(p, first, rows, panel, following, sums);
     else
       add_numbers(p, first, rows, panel, following, sums);
@@ -135,17 +155,18 @@ void panel_sums(const Product<T>& p, int64_t first, int64_t rows, int64_t panel,
 }
 
 template <class T>
-void unit(const Product<T>& p, int64_t first, int64_t rows, int64_t panel, int64_t following, T* sums, T* more) {
+void unit(const Product<T>& p, const Digits* x, int64_t first, int64_t rows, int64_t panel, int64_t following, T* sums,
+          T* more) {
   const int64_t column = panel * WIDTH<T>, columns = std::min<int64_t>(WIDTH<T>, p.outputs - column);
   if (p.ending == SILU_GATE) {
-    panel_sums(p, first, rows, 2 * panel, 2 * panel + 1, sums);
-    panel_sums(p, first, rows, 2 * panel + 1, 2 * following, more);
+    panel_sums(p, x, first, rows, 2 * panel, 2 * panel + 1, sums);
+    panel_sums(p, x, first, rows, 2 * panel + 1, 2 * following, more);
     for (int64_t i = 0; i < rows * WIDTH<T>; i += W<T>) {
       const V<T> gate = at(sums + i);
       at(sums + i) = gate / (exponential(-gate) + T(1)) * at(more + i);
     }
   } else {
-    panel_sums(p, first, rows, panel, following, sums);
+    panel_sums(p, x, first, rows, panel, following, sums);
   }
   for (int64_t r = 0; r < rows; r++) {
     const T* from = sums + r * WIDTH<T>;
@@ -170,31 +191,41 @@ void arrange(const Weight<T>& w, const T* x, int64_t inputs, T* out) {
     for (int64_t i = 0; i < inputs; i++) out[i] *= w.factors[i];
 }
 
+// Makes rows of x what a weight of integers takes: in its order, times its factors, and digits if there is a place.
+inline void prepare(const Product<float>& p, int64_t r, float* arranged, Digits* digits) {
+  const float* x = p.x + r * p.x_row;
+  if (arranged) arrange(p.weight, x, p.inputs, arranged), x = arranged;
+  if (digits) digits->set(r, x, p.weight.bits == 4);
+}
+
 template <class T>
 void product(Product<T> p, int threads) {
   const int64_t panels = (p.outputs + WIDTH<T> - 1) / WIDTH<T>;
   const int64_t fitting = A_BYTES / (std::min(p.inputs, K_BLOCK) * int64_t(sizeof(T))) / ROWS * ROWS;
   const int64_t block = std::max<int64_t>(ROWS, std::min<int64_t>(fitting, (p.rows + ROWS - 1) / ROWS * ROWS));
   const int64_t blocks = (p.rows + block - 1) / block;
-  const T* given = p.x;
-  const int64_t given_row = p.x_row;
+  const Product<T> given = p;
   std::unique_ptr<T[]> arranged(p.weight.order || p.weight.factors ? new T[p.rows * p.inputs] : nullptr);
   if (arranged) p.x = arranged.get(), p.x_row = p.inputs;
+  std::unique_ptr<Digits> digits;
+  if constexpr (HAS_DIGITS && std::is_same_v<T, float>)
+    if (p.weight.bits) digits = std::make_unique<Digits>(p.weight, p.inputs, p.rows);
   std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads)
   {
-    if (arranged) {
+    if constexpr (std::is_same_v<T, float>)
+      if (arranged || digits) {
 #pragma omp for schedule(static)
-      for (int64_t r = 0; r < p.rows; r++)
-        arrange(p.weight, given + r * given_row, p.inputs, arranged.get() + r * p.inputs);
-    }
+        for (int64_t r = 0; r < p.rows; r++)
+          prepare(given, r, arranged ? arranged.get() + r * p.inputs : nullptr, digits.get());
+      }
     std::vector<T> sums(block * WIDTH<T> * (p.ending == SILU_GATE ? 2 : 1));
     const int64_t units = blocks * panels;
     for (int64_t u = next++, following; u < units; u = following) {
       following = next++;
       const int64_t first = u / panels * block;
-      unit(p, first, std::min(block, p.rows - first), u % panels, std::min(following, units - 1) % panels, sums.data(),
-           sums.data() + block * WIDTH<T>);
+      unit(p, digits.get(), first, std::min(block, p.rows - first), u % panels, std::min(following, units - 1) % panels,
+           sums.data(), sums.data() + block * WIDTH<T>);
     }
   }
 }
