@@ -61,7 +61,7 @@ def body(request: PlannedRequest, outcome: Outcome, fingerprint: str) -> dict[st
         return {
             "object": "list",
             "data": vectors.data(outcome.embeddings, request.params),
-            "model": request.model,
+            "model": _model(request.model, fingerprint),
             "usage": {"prompt_tokens": prompt, "total_tokens": prompt},
         }
     chat = request.endpoint == CHAT
@@ -71,7 +71,7 @@ def body(request: PlannedRequest, outcome: Outcome, fingerprint: str) -> dict[st
         "id": "",
         "object": "chat.completion" if chat else "text_completion",
         "created": int(outcome.finished_at),
-        "model": request.model,
+        "model": _model(request.model, fingerprint),
         "system_fingerprint": fingerprint,
         "choices": [{"index": index, **shape(one, answer)} for index, one in enumerate(outcome.choices)],
         "usage": {
@@ -82,6 +82,12 @@ def body(request: PlannedRequest, outcome: Outcome, fingerprint: str) -> dict[st
             "completion_tokens_details": {"reasoning_tokens": thought},
         },
     }
+
+
+def _model(name: str, fingerprint: str) -> str:
+    """Return the name of a model as answers say it: with its quantisation, unless it says that already."""
+    suffix = "".join(fingerprint.rpartition("@")[2].partition("-")[1:])
+    return name if name.endswith(suffix) else name + suffix
 
 
 def named(body: dict[str, Any], request_id: str) -> dict[str, Any]:

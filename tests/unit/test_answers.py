@@ -139,3 +139,11 @@ def test_reasoning_is_kept_apart_from_content_and_calls() -> None:
     assert (choice.message.content, choice.message.model_extra) == ("", {"reasoning_content": "hm"})
     (choice,) = _chat(Choice("Yes", "stop", 9), reasoning="closed").choices
     assert (choice.message.content, choice.message.model_extra) == ("Yes", {"reasoning_content": None})
+
+
+def test_a_quantised_model_says_so_once() -> None:
+    outcome = Outcome((Choice("a", "stop", 1),), 0, 1.0, 2.0)
+    for fingerprint, name in (("m@12ab-int4", "m"), ("m-int4@12ab-int4", "m-int4"), ("m@12ab", "m")):
+        request = PlannedRequest("job:4", "job", 4, "a", planning.CHAT, name, 128, 100.0, [1], {})
+        expected = "m-int4" if "-int4" in fingerprint else "m"
+        assert answers.body(request, outcome, fingerprint)["model"] == expected
