@@ -19,11 +19,14 @@ from worker.engine.attention_flash import FlashAttention
 from worker.engine.fast import FastEngine
 from worker.engine.flash_standin import StandIn
 from worker.engine.paged_step import PagedStep
+from worker.engine.quantize import cache
 from worker.engine.runner import ModelRunner
 
 FAILED = 7
 TIMEOUT_SECONDS = 5
 FIELDS = "fields.json"
+CACHE = "TEAM_PROCESS_CACHE"
+"""Where quantised weights are kept, if not where they are kept else."""
 KV_TOKENS = 200
 """Few, so that prefixes go to host memory and requests are preempted."""
 
@@ -130,6 +133,8 @@ def _failing(team: parallel.Team, how: str, path: str) -> None:
 def main() -> None:
     logging.basicConfig(level=logging.INFO)
     torch.set_num_threads(1)
+    if CACHE in os.environ:
+        cache.directory = lambda: Path(os.environ[CACHE])
     what, *paths = sys.argv[1:]
     team = parallel.join("cpu", TIMEOUT_SECONDS)
     if what == "same":

@@ -15,7 +15,7 @@ from tests.unit.engine.quantize import checkpoints, layouts
 from tests.unit.engine.quantize.test_checkpoint import AWQ, COMPRESSED, GPTQ
 from worker.engine import EngineConfig, loader, tiny
 from worker.engine.fast import FastEngine
-from worker.engine.quantize import writing
+from worker.engine.quantize import cache, writing
 from worker.engine.quantize.linear import IntLinear
 from worker.engine.quantize.recipe import Recipe
 
@@ -69,9 +69,12 @@ _NAMES = [*_ON_LOAD, *_CHECKPOINTS, "own-float64"]
 _TOLERANCE = {"float64": 1e-5, "float32": 1e-3}  # the norms of most models are taken in float32
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Directories of tiny models by their names, over which two ranks have run; and a cache of one process."""
+    """Directories of tiny models by their names, over which two ranks have run."""
     root = tmp_path_factory.mktemp("quantised")
     source = tiny.tiny_model(root / "tiny")
     tokenizer = AutoTokenizer.from_pretrained(source)
@@ -89,14 +92,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, (stored, pack, how) in _CHECKPOINTS.items():
         checkpoints.write(source, root / name, stored, pack, **how)
     recipe = Recipe(4, 32, "rtn")
-    writing.write(str(source), root / "own-float64", recipe, None, EngineConfig(device="cpu"), lambda *_: None)
+    writing.write(
+        str(source), root / "own-float64", recipe, None, EngineConfig(device="cpu"), lambda *_: None
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(root / "team"))
+        patch.setenv(team_process.CACHE, str(root / "team"))
         results = two_ranks.run("same", *(str(root / name) for name in _NAMES))
         for code, output in results:
             assert code == 0, output
         (root / "output").write_text("".join(output for _, output in results))
-        patch.setenv("XDG_CACHE_HOME", str(root / "alone"))
+        patch.setattr(cache, "directory", lambda: root / "alone")
         yield root
 
 

@@ -1,7 +1,7 @@
 """What a rank of a team has of a product with integers: a part of its outputs, or of its inputs.
 
-By the styles of transformers' plan for nn.Linear, and with the same sums and gathers over the team (Megatron-LM,
-Shoeybi et al. 2019). A part's integers stand for the very numbers that they stand for in the whole.
+By the styles of transformers' plan for nn.Linear, and with the same sums and gathers over the team
+(Megatron-LM, Shoeybi et al. 2019). A part's integers stand for what they stand for in the whole.
 """
 
 import math
@@ -36,7 +36,7 @@ def put(model: Any, name: str, whole: GroupedWeight) -> None:
     style = parallel.style_of(model, name)
     try:
         if style in _OUTPUTS:
-            part = outputs_of(whole, *_own(whole.outputs, team))
+            part = outputs_of(whole, *_own(whole.outputs, team, "outputs"))
             made = _product(part, bias, model, team)
             hollow.put(model, name, Gathered(made, whole.outputs) if _OUTPUTS[style] else made)
         elif style in _INPUTS:
@@ -64,7 +64,9 @@ def local(tensor: Tensor) -> Tensor:
 
 def outputs_of(whole: GroupedWeight, start: int, end: int) -> GroupedWeight:
     """Return the weight of some outputs."""
-    packed, scales, offsets = (each[start:end].clone() for each in (whole.packed, whole.scales, whole.offsets))
+    packed, scales, offsets = (
+        each[start:end].clone() for each in (whole.packed, whole.scales, whole.offsets)
+    )
     return replace(whole, packed=packed, scales=scales, offsets=offsets)
 
 
@@ -80,12 +82,12 @@ def inputs_of(whole: GroupedWeight, start: int, end: int) -> GroupedWeight:
     return replace(whole, packed=packed, scales=scales, offsets=offsets, group=group, order=None)
 
 
-def _own(count: int, team: parallel.Team) -> tuple[int, int]:
+def _own(count: int, team: parallel.Team, what: str) -> tuple[int, int]:
     """Return which of so many things are this rank's, as torch.chunk and transformers divide them."""
     each = -(-count // team.size)
     start = team.rank * each
     if count <= each * (team.size - 1):
-        raise ValueError(f"{count} cannot be divided among {team.size} ranks")
+        raise ValueError(f"{count} {what} cannot be divided among {team.size} ranks; fewer ranks can")
     return start, min(count, start + each)
 
 
@@ -101,10 +103,11 @@ def _summed(
     Those that lie together, if its integers lie so as well. Else each rank has some whole groups, and is told
     all inputs: of an order by activations, or groups that would come out too small.
     """
-    start, end = _own(whole.inputs, team)
+    start, end = _own(whole.inputs, team, "inputs")
     chosen: Tensor | None = None
     if whole.order is not None or math.gcd(whole.group, start, end) < _SMALLEST_GROUP:
-        start, end = (each * whole.group for each in _own(whole.inputs // whole.group, team))
+        groups = _own(whole.inputs // whole.group, team, f"groups of {whole.group} inputs")
+        start, end = (each * whole.group for each in groups)
         chosen = torch.arange(start, end) if whole.order is None else whole.order[start:end]
     elif given_all:
         chosen = torch.arange(start, end)
@@ -133,6 +136,9 @@ class Summed(nn.Module):
     A rank is given its own inputs, or all (`given_all`); `chosen` [n] are those that its product takes of all
     (None: it takes what it is given).
     """
+
+    bias: Tensor | None
+    _chosen: Tensor | None
 
     def __init__(
         self, product: IntLinear, bias: Tensor | None, inputs: int, chosen: Tensor | None, given_all: bool

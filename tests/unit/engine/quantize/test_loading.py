@@ -17,7 +17,7 @@ from jobs.settings import Settings
 from tests.unit.engine import architectures
 from tests.unit.engine.conftest import request
 from tests.unit.engine.quantize import checkpoints
-from worker.engine import Engine, EngineConfig, loader, parallel
+from worker.engine import Engine, EngineConfig, loader
 from worker.engine.fast import FastEngine
 from worker.engine.quantize import apply
 from worker.engine.quantize import cache as stored
@@ -96,9 +96,9 @@ def test_no_weight_of_a_product_is_loaded_before_its_turn(
 ) -> None:
     quantize = apply.quantize
 
-    def seen(model: Any, *args: Any) -> Any:
+    def seen(model: Any, *args: Any, **how: Any) -> Any:
         assert not [name for name, _ in model.named_parameters() if "proj" in name]
-        return quantize(model, *args)
+        return quantize(model, *args, **how)
 
     monkeypatch.setattr(apply, "quantize", seen)
     assert linears(loader.load(str(tiny_path), INT4).model)
@@ -184,14 +184,12 @@ def test_two_who_want_the_same_make_it_once(tmp_path: Path) -> None:
     assert made == [1]
 
 
-@pytest.mark.parametrize("field", [{"quantize": "int4"}, {"quantize_head": "int8"}])
-def test_a_team_of_ranks_is_refused_in_one_line(
-    field: dict[str, Any], tiny_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    team = parallel.Team(0, 2, torch.device("cpu"), None, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(parallel, "current", lambda: team)
-    with pytest.raises(errors.ModelUnavailable, match="a quantised model is not spread over 2 ranks"):
-        loader.load(str(tiny_path), EngineConfig(device="cpu", **field))
+def test_what_is_kept_serves_every_dtype(tiny_path: Path, cache: Path) -> None:
+    half = linears(loader.load(str(tiny_path), replace(INT4, dtype="bfloat16")).model)
+    single = linears(loader.load(str(tiny_path), INT4).model)
+    assert len(list(cache.glob("*.safetensors"))) == 1
+    for name, linear in half.items():
+        assert torch.equal(linear.grouped.packed, single[name].grouped.packed)
 
 
 def test_queues_and_prefixes_of_another_quantisation_are_others() -> None:
