@@ -149,7 +149,8 @@ def test_the_host_takes_what_was_merged_and_not_what_still_runs(monkeypatch: pyt
 
     monkeypatch.setattr(guards, "_spare", spare)
     guards.prepare(subject)
-    assert taken[:2] == [4, 7]
+    # Here o_proj and down_proj, which nothing is merged with, have no faster form: they run as they are.
+    assert taken[:2] == [3, 5]
 
 
 def test_a_model_of_integers_that_fuses_wrongly_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

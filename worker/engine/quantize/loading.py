@@ -32,11 +32,11 @@ def is_wanted(config: Any, wanted: EngineConfig, gguf: bool) -> bool:
         if wanted.quantize is not None:
             raise ValueError("a GGUF file keeps the bits it has; LONGHAUL_QUANTIZE is for safetensors")
         return False
-    stored = _stored(config)
-    if stored is None:
+    found = stored(config)
+    if found is None:
         ours = wanted.quantize is not None
     else:
-        method = stored.get("quant_method")
+        method = found.get("quant_method")
         if wanted.quantize is not None:
             raise ValueError(
                 f"it is quantised already ({method}); LONGHAUL_QUANTIZE is for models that are not"
@@ -57,8 +57,8 @@ def load(
 
     With the options of a `share`, one rank's part of it.
     """
-    stored = _stored(config)
-    if stored is None:
+    found = stored(config)
+    if found is None:
         recipe = recipe_of(wanted)
 
         def load_hollow(options: dict[str, Any]) -> tuple[Any, Tensors]:
@@ -67,7 +67,7 @@ def load(
         model, tensors = load_hollow(options | share)
         _by_recipe(model, tensors, recipe, lambda: load_hollow(options))
     else:
-        layout = _LAYOUTS[stored["quant_method"]](stored)
+        layout = layout_of(found)
         del config.quantization_config
         options = options | share | {"config": config}
         model, tensors = hollow.load(auto, location, options, checkpoint.choose(layout), pickles=False)
@@ -129,7 +129,13 @@ def _sampled(model: Any, tensors: Tensors) -> Tensor | None:
         return None
 
 
-def _stored(config: Any) -> dict[str, Any] | None:
+def layout_of(found: dict[str, Any]) -> checkpoint.Layout:
+    """Return the layout that a `quantization_config` of ours to read says; raises ValueError."""
+    return _LAYOUTS[found["quant_method"]](found)
+
+
+def stored(config: Any) -> dict[str, Any] | None:
+    """Return what a config says of quantised weights."""
     found = getattr(config, "quantization_config", None)
     if found is None or isinstance(found, dict):
         return found
