@@ -3,6 +3,7 @@
 import functools
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,57 +66,82 @@ _CHECKPOINTS: dict[str, tuple[dict[str, Any], checkpoints.Pack, dict[str, Any]]]
         {"bits": 8, "group": 32, "symmetric": True},
     ),
 }
-_NAMES = [*_ON_LOAD, *_CHECKPOINTS, "own-float64"]
+_EVERYDAY = ("int4-float64", "gptq-float64")
+_LONG = tuple(name for name in (*_ON_LOAD, *_CHECKPOINTS, "own-float64") if name not in _EVERYDAY)
+_NAMES = [*_EVERYDAY, *(pytest.param(name, marks=pytest.mark.long) for name in _LONG)]
 _TOLERANCE = {"float64": 1e-5, "float32": 1e-3}  # the norms of most models are taken in float32
 
 
-pytestmark = pytest.mark.long
+@dataclass
+class Spread:
+    """Tiny models by name, over which two ranks have run: those of a tier at the same time."""
+
+    root: Path
+    outputs: dict[tuple[str, ...], str] = field(default_factory=dict)
+
+    def directory(self, name: str) -> Path:
+        names = _EVERYDAY if name in _EVERYDAY else _LONG
+        if names not in self.outputs:
+            for each in names:
+                _write(self.root, each)
+            results = two_ranks.run("same", *(str(self.root / each) for each in names))
+            assert [code for code, _ in results] == [0, 0], results
+            self.outputs[names] = "".join(output for _, output in results)
+        return self.root / name
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Directories of tiny models by their names, over which two ranks have run."""
+def spread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spread]:
     root = tmp_path_factory.mktemp("quantised")
-    source = tiny.tiny_model(root / "tiny")
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    for name, (kind, shape, fields) in _ON_LOAD.items():
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            config = AutoConfig.for_model(kind, **_SHAPE | shape)
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    tiny.tiny_model(root / "tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(team_process.CACHE, str(root / "team"))
+        patch.setattr(cache, "directory", lambda: root / "alone")
+        yield Spread(root)
+    _alone.cache_clear()
+
+
+def _write(root: Path, name: str) -> None:
+    source, target = root / "tiny", root / name
+    if name in _CHECKPOINTS:
+        stored, pack, how = _CHECKPOINTS[name]
+        checkpoints.write(source, target, stored, pack, **how)
+    elif name in _ON_LOAD:
+        _write_full(source, target, *_ON_LOAD[name])
+    else:
+        config = EngineConfig(device="cpu")
+        writing.write(str(source), target, Recipe(4, 32, "rtn"), None, config, lambda *_: None)
+
+
+def _write_full(source: Path, target: Path, kind: str, shape: dict[str, Any], fields: dict[str, Any]) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(kind, **_SHAPE | shape)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         for each in model.modules():
             if getattr(each, "bias", None) is not None:
                 torch.nn.init.normal_(each.bias)
-        model.save_pretrained(root / name)
-        tokenizer.save_pretrained(root / name)
-        (root / name / team_process.FIELDS).write_text(json.dumps(fields))
-    for name, (stored, pack, how) in _CHECKPOINTS.items():
-        checkpoints.write(source, root / name, stored, pack, **how)
-    recipe = Recipe(4, 32, "rtn")
-    writing.write(
-        str(source), root / "own-float64", recipe, None, EngineConfig(device="cpu"), lambda *_: None
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(team_process.CACHE, str(root / "team"))
-        results = two_ranks.run("same", *(str(root / name) for name in _NAMES))
-        for code, output in results:
-            assert code == 0, output
-        (root / "output").write_text("".join(output for _, output in results))
-        patch.setattr(cache, "directory", lambda: root / "alone")
-        yield root
+    model.save_pretrained(target)
+    AutoTokenizer.from_pretrained(source).save_pretrained(target)
+    (target / team_process.FIELDS).write_text(json.dumps(fields))
 
 
 @functools.cache
 def _alone(path: Path) -> loader.Loaded:
+    return _load(path)
+
+
+def _load(path: Path) -> loader.Loaded:
     return loader.load(str(path), team_process.config_of(path))
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_steps_of_two_ranks_give_the_logits_of_one_with_the_same_integers(root: Path, name: str) -> None:
-    layers, led = torch.load(root / name / "led.pt")
+def test_steps_of_two_ranks_give_the_logits_of_one_with_the_same_integers(spread: Spread, name: str) -> None:
+    directory = spread.directory(name)
+    layers, led = torch.load(directory / "led.pt")
     heads = 2 if name.startswith("phi3") else 1  # its plan gathers queries, keys and values
     assert layers == ((heads, 16, 16),) * 2
-    model = _alone(root / name).model
+    model = _alone(directory).model
     assert sum(isinstance(each, IntLinear) for each in model.modules()) in (14, 9)  # phi3 has 4 a layer
     with torch.inference_mode():
         rows = [model(input_ids=torch.tensor([ids])).logits[0, -1] for ids in paged_steps.sequences()]
@@ -126,25 +152,29 @@ def test_steps_of_two_ranks_give_the_logits_of_one_with_the_same_integers(root: 
     assert len({int(row.argmax()) for row in led}) > 3
 
 
-def test_an_engine_over_two_ranks_chooses_the_tokens_of_one(root: Path) -> None:
-    path = root / _NAMES[0]
-    engine = FastEngine.over(_alone(path), EngineConfig())
+@pytest.mark.parametrize("name", [_EVERYDAY[0], pytest.param(_LONG[0], marks=pytest.mark.long)])
+def test_an_engine_over_two_ranks_chooses_the_tokens_of_one(spread: Spread, name: str) -> None:
+    path = spread.directory(name)
+    engine = FastEngine.over(_load(path), EngineConfig())
     try:
         alone = team_process.run(engine)
     finally:
         engine.close()
-        _alone.cache_clear()
     assert json.loads((path / "tokens.json").read_text()) == alone
     assert len({token for tokens in alone.values() for token in tokens}) >= 10
 
 
-def test_one_of_two_ranks_makes_the_weights_that_one_process_makes(root: Path) -> None:
-    for name in _ON_LOAD:
-        _alone(root / name)
+@pytest.mark.parametrize("tier", [_EVERYDAY, pytest.param(_LONG, marks=pytest.mark.long)])
+def test_one_of_two_ranks_makes_the_weights_that_one_process_makes(
+    spread: Spread, tier: tuple[str, ...]
+) -> None:
+    names = [name for name in tier if name in _ON_LOAD]
+    for name in names:
+        _load(spread.directory(name))
     team, alone = (
-        {file.name: file.read_bytes() for file in (root / who).rglob("*.safetensors")}
+        {file.name: file.read_bytes() for file in (spread.root / who).glob("*.safetensors")}
         for who in ("team", "alone")
     )
-    assert len(team) == len(_ON_LOAD)
+    assert len(team) >= len(names)
     assert team == alone
-    assert (root / "output").read_text().count("quantising bits=") == len(_ON_LOAD)
+    assert spread.outputs[tier].count("quantising bits=") == len(names)
