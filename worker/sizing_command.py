@@ -9,7 +9,8 @@ import click
 import orjson
 
 from jobs import errors, tokens
-from jobs.settings import ModelSettings, Settings
+from jobs.model_settings import ModelSettings
+from jobs.settings import Settings
 
 if TYPE_CHECKING:
     from worker.engine.footprint import Footprint
