@@ -23,6 +23,7 @@ from worker.engine.quantize import apply
 from worker.engine.quantize import cache as stored
 from worker.engine.quantize.linear import IntLinear
 from worker.engine.quantize.recipe import Recipe
+from worker.engine.quantize.tensors import Tensors
 
 INT4 = EngineConfig(device="cpu", quantize="int4", quantize_group=32)
 CHANGES: list[dict[str, Any]] = [
@@ -102,6 +103,24 @@ def test_no_weight_of_a_product_is_loaded_before_its_turn(
 
     monkeypatch.setattr(apply, "quantize", seen)
     assert linears(loader.load(str(tiny_path), INT4).model)
+
+
+def test_a_layer_that_runs_twice_is_quantised_once_wherever_its_weights_go() -> None:
+    def made(in_place: bool) -> dict[str, Any]:
+        model = architectures.build("llama").float()
+        model.model.layers[1] = model.model.layers[0]
+        counts: list[int] = []
+        ids = torch.arange(64).view(2, 32)
+        weights = apply.quantize(
+            model, Tensors([]), Recipe(4, 32), ids, lambda count, _: counts.append(count), in_place
+        )
+        assert counts == list(range(1, 8))
+        assert bool(linears(model)) == in_place
+        return weights
+
+    placed, apart = made(in_place=True), made(in_place=False)
+    for name, weight in placed.items():
+        assert torch.equal(weight.packed, apart[name].packed)
 
 
 @pytest.mark.parametrize("changed", CHANGES[1:])
