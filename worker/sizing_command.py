@@ -9,6 +9,7 @@ import click
 import orjson
 
 from jobs import errors, tokens
+from jobs.model_settings import ModelSettings
 from jobs.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30
 def _size(written: str) -> int:
     """Return the bytes of a number with a unit."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([MGT]i?B)", written.strip())
-    if found is None or not float(found[1]):
+    if found is None or not 0 < float(found[1]) < 1e15:
         raise click.BadParameter(f"{written!r} is not a size such as 24GB or 512MiB")
     return int(float(found[1]) * _UNITS[found[2]])
 
@@ -69,7 +70,8 @@ def size(
     max_running: int | None,
     as_json: bool,
 ) -> None:
-    """Plan the memory of GPUs for MODEL: a hub id, a directory with a config.json, or that file.
+    """Plan the memory of GPUs for MODEL: a hub id, a directory with a config.json, or that file, a GGUF file,
+    or a name of LONGHAUL_MODELS. LONGHAUL_QUANTIZE counts.
 
     No weights are read and no GPU is needed: the model's own code runs without numbers. GB are 10^9 bytes,
     of which cards have a few more than their names say.
@@ -81,10 +83,14 @@ def size(
     changed = {} if max_running is None else {"max_running": max_running}
     settings = Settings.load(**changed)
     need = _footprint(model, settings, dtype, tensor_parallel)
+    if context > need.context_tokens:
+        raise errors.LonghaulError(
+            f"--context {context:,} is more than the model has, which is {need.context_tokens:,}."
+        )
     rows = [_planned(need, card, context, settings, host_memory or 0) for card in memory]
     if not any(isinstance(row, dict) for row in rows):
         raise errors.LonghaulError(
-            "\n".join(f"{_gb(card)} GB: {row}" for card, row in zip(memory, rows, strict=True))
+            "\n".join(f"{_card(card)}: {row}" for card, row in zip(memory, rows, strict=True))
         )
     if as_json:
         for card, row in zip(memory, rows, strict=True):
@@ -103,10 +109,20 @@ def _footprint(model: str, settings: Settings, dtype: str | None, parallel: int)
 
     path = Path(model).expanduser()
     source = str(path.resolve().parent) if path.name == "config.json" and path.is_file() else model
+    served = settings.models.get(model) or ModelSettings(source=source)
+    weights = settings.completed(served)
     config = EngineConfig(
-        max_running=settings.max_running, prefill_chunk_tokens=settings.prefill_chunk_tokens
+        max_running=settings.max_running,
+        prefill_chunk_tokens=settings.prefill_chunk_tokens,
+        context_tokens=served.context_tokens,
+        revision=served.revision,
+        trust_remote_code=served.trust_remote_code,
+        quantize=None if weights.quantize == "none" else weights.quantize,
+        quantize_group=weights.quantize_group or settings.quantize_group,
+        quantize_method=weights.quantize_method or settings.quantize_method,
+        quantize_head=weights.quantize_head or settings.quantize_head,
     )
-    return footprint.of_source(source, config, getattr(torch, dtype) if dtype else None, parallel)
+    return footprint.of_source(served.source, config, getattr(torch, dtype) if dtype else None, parallel)
 
 
 def _planned(
@@ -142,9 +158,12 @@ def _text(
 ) -> str:
     """Return what a person reads: the model, a Markdown table of the cards, and what does not fit."""
     some = next(row for row in rows if isinstance(row, dict))
+    dtype = str(need.dtype).removeprefix("torch.") + (
+        f" with {need.quantized} weights" if need.quantized else ""
+    )
     cards = f", one of {need.tensor_parallel} cards" if need.tensor_parallel > 1 else ""
     lines = [
-        f"{need.name}, {str(need.dtype).removeprefix('torch.')}{cards}: {need.parameters / 1e9:.2f} billion"
+        f"{need.name}, {dtype}{cards}: {need.parameters / 1e9:.2f} billion"
         f" parameters; KV {need.token_bytes:,} bytes a token, {some['page_bytes'] / 1e6:.1f} MB a page;"
         f" host pages {some['host_pages']:,}.",
         f"Decode graphs for {running} running: {', '.join(map(str, some['graph_sizes']))}.",
@@ -154,9 +173,7 @@ def _text(
         "|" + "---|" * len(_COLUMNS),
         *("| " + " | ".join(_cells(row)) + " |" for row in rows if isinstance(row, dict)),
     ]
-    lines += [
-        f"{_gb(card)} GB: {row}" for card, row in zip(memory, rows, strict=True) if isinstance(row, str)
-    ]
+    lines += [f"{_card(card)}: {row}" for card, row in zip(memory, rows, strict=True) if isinstance(row, str)]
     return "\n".join(lines)
 
 
@@ -165,6 +182,10 @@ def _cells(row: dict[str, Any]) -> list[str]:
         _gb(row[name]) if name == "memory" or name.endswith("_bytes") else f"{row[name]:,}"
         for _, name in _COLUMNS
     ]
+
+
+def _card(memory: int) -> str:
+    return f"{_gb(memory)} GB" if memory >= 10**8 else f"{memory / 1e6:g} MB"
 
 
 def _gb(size: int) -> str:

@@ -7,7 +7,8 @@ from torch.nn import functional as F
 
 from tests.unit.engine import architectures, grouped, int4_standin
 from tests.unit.engine.conftest import request
-from worker.engine import EngineConfig, loader, opening
+from worker.engine import EngineConfig, guards, interface, loader, opening, runner
+from worker.engine.compiling import Compiler
 from worker.engine.fast import FastEngine
 from worker.engine.merged import MergedLayer
 from worker.engine.quantize import tiles
@@ -76,6 +77,29 @@ def test_a_graph_records_it(count: int) -> None:
         given.copy_(x)
         graph.replay()
         assert torch.equal(found, expected)
+
+
+def test_a_card_does_not_hold_the_integers_of_all_layers_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 16}
+    monkeypatch.setitem(architectures.CONFIGS, "qwen3", architectures.CONFIGS["qwen3"] | sizes)
+    model = grouped.quantize(architectures.build("qwen3").bfloat16()).to(GPU)
+    weights = sum(each.grouped.nbytes for each in model.modules() if isinstance(each, IntLinear))
+    ids = torch.tensor([[5, 6, 7]], device=GPU)
+    with torch.inference_mode():
+        expected = model(ids).logits
+    model.set_attn_implementation(interface.NAME)
+    ready, replaced, held = runner.ModelRunner(model, "dense"), [], []
+    before = torch.cuda.memory_allocated()
+    for each in guards._fuse_and_pack(model, ready, Compiler()):
+        replaced.append(each)
+        held.append(torch.cuda.memory_allocated() - before)
+    assert len(replaced) == 16
+    assert max(held) < weights / 4
+    for parent, name, module in replaced:
+        setattr(parent, name, module.to(GPU))
+    model.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        assert torch.equal(model(ids).logits, expected)
 
 
 @pytest.mark.parametrize(("dtype", "plain"), [(torch.bfloat16, 0), (torch.float16, 8)])

@@ -1,6 +1,7 @@
 """One rank of a team without a Celery worker: `python -m tests.integration.team_process WHAT PATH...`."""
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -18,10 +19,14 @@ from worker.engine.attention_flash import FlashAttention
 from worker.engine.fast import FastEngine
 from worker.engine.flash_standin import StandIn
 from worker.engine.paged_step import PagedStep
+from worker.engine.quantize import cache
 from worker.engine.runner import ModelRunner
 
 FAILED = 7
 TIMEOUT_SECONDS = 5
+FIELDS = "fields.json"
+CACHE = "TEAM_PROCESS_CACHE"
+"""Where quantised weights are kept, if not where they are kept else."""
 KV_TOKENS = 200
 """Few, so that prefixes go to host memory and requests are preempted."""
 
@@ -44,9 +49,16 @@ class Failing:
         raise RuntimeError("a step that fails")
 
 
+def config_of(path: str | Path) -> EngineConfig:
+    """Return how a model is loaded; what its name does not say is in a file beside its own."""
+    beside = Path(path, FIELDS)
+    fields = json.loads(beside.read_text()) if beside.is_file() else {}
+    return EngineConfig(dtype=str(path).split("-")[-1], **fields)
+
+
 def load(path: str) -> tuple[loader.Loaded, ModelRunner]:
     """Load a model of which the name ends in its dtype, as an engine would, over pages of 8 tokens."""
-    loaded = loader.load(path, EngineConfig(dtype=path.split("-")[-1]))
+    loaded = loader.load(path, config_of(path))
     size = paged_steps.PAGE_TOKENS
     return loaded, guards.prepare(loaded.model, FlashAttention(StandIn(size), size))
 
@@ -119,7 +131,10 @@ def _failing(team: parallel.Team, how: str, path: str) -> None:
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO)
     torch.set_num_threads(1)
+    if CACHE in os.environ:
+        cache.directory = lambda: Path(os.environ[CACHE])
     what, *paths = sys.argv[1:]
     team = parallel.join("cpu", TIMEOUT_SECONDS)
     if what == "same":

@@ -1,18 +1,13 @@
 """Tensor parallelism between two real processes on the CPU: the same numbers, and an end when one fails."""
 
 import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from jobs import servers
-from tests.integration import paged_steps, team_process
+from tests.integration import paged_steps, team_process, two_ranks
 from tests.unit.engine import architectures
 from worker.engine import EngineConfig, loader, tiny
 from worker.engine.fast import FastEngine
@@ -38,41 +33,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: root / name for name in _MODELS}
 
 
-def _run(*arguments: str, waits_for: int = 2, seconds: float = 60) -> list[tuple[int, str]]:
-    """Run two ranks; return the exit code and output of so many, from rank 0 on, and end the others."""
-    port = str(servers.free_port())
-    common = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.team_process", *arguments],
-            env=common | {"RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-    until = time.monotonic() + seconds
-    try:
-        return [(rank.wait(until - time.monotonic()), rank.stdout.read()) for rank in ranks[:waits_for]]  # type: ignore
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-            rank.stdout.close()  # type: ignore[union-attr]
-
-
 @pytest.fixture(scope="module")
 def computed(models: dict[str, Path]) -> None:
     """Have two ranks compute what the tests compare."""
-    for code, output in _run("same", *(str(models[name]) for name in _MODELS)):
+    for code, output in two_ranks.run("same", *(str(models[name]) for name in _MODELS)):
         assert code == 0, output
 
 
@@ -111,13 +75,13 @@ def _alone(path: Path, dtype: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("how", ["die", *(pytest.param(how, marks=_LONG) for how in ("raise", "hang"))])
 def test_a_rank_that_fails_ends_the_step_of_rank_0(models: dict[str, Path], how: str) -> None:
-    ((code, output),) = _run(how, str(models["llama-float64"]), waits_for=1)
+    ((code, output),) = two_ranks.run(how, str(models["llama-float64"]), waits_for=1)
     assert code == team_process.FAILED, output
     assert "in a step that the other ranks run on" in output
 
 
 @_LONG
 def test_a_step_that_fails_on_rank_0_alone_is_no_error_to_try_again(models: dict[str, Path]) -> None:
-    (code, output), (follower, _) = _run("alone", str(models["llama-float64"]))
+    (code, output), (follower, _) = two_ranks.run("alone", str(models["llama-float64"]))
     assert code == team_process.FAILED, output
     assert follower not in (0, None), "a rank that lost rank 0 went on"

@@ -1,10 +1,12 @@
 """What a model takes, learnt on torch's meta device: its code runs, and nothing is loaded or computed."""
 
 import dataclasses
+import functools
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,9 @@ from transformers import AutoConfig
 from jobs import errors, tokens
 from worker.engine import guards, heads, interface, kv, runner
 from worker.engine.attention import Rotation, Scoring
+from worker.engine.quantize import planning, tiles
+from worker.engine.quantize.planning import Kept
+from worker.engine.quantize.weights import Bits, GroupedWeight
 from worker.engine.source import locate
 from worker.engine.types import EngineConfig
 
@@ -29,7 +34,8 @@ class Footprint:
 
     `step_bytes` is what the largest step holds besides weights and KV, `decode_bytes` the same of a step that
     only decodes, without the choice of tokens. `products` are the elements of weights that are multiplied
-    with, the head's apart in `head`; `attention` is heads x (key size + value size), summed over layers.
+    with, the head's apart in `head`; `quantized` names the bits that some of them are kept at. `attention` is
+    heads x (key size + value size), summed over layers.
     """
 
     name: str
@@ -45,6 +51,7 @@ class Footprint:
     vocabulary: int
     context_tokens: int
     tensor_parallel: int = 1
+    quantized: str = ""
 
     @property
     def token_bytes(self) -> int:
@@ -59,25 +66,31 @@ def of_source(source: str, config: EngineConfig, dtype: torch.dtype | None, para
     try:
         location, options = locate(source, config)
         own = AutoConfig.from_pretrained(location, **options)
-        if getattr(own, "quantization_config", None):
-            raise ValueError("its weights are quantised, and what they take is not known from the config")
         halves = (torch.bfloat16, torch.float16)
         picked = dtype or (own.dtype if own.dtype in halves else torch.bfloat16)
         auto = heads.auto_class(own, options, "generate")
         # Products of experts run in bfloat16 alone on the meta device.
         with torch.device("meta"):
             model = auto.from_config(own, dtype=torch.bfloat16, trust_remote_code=config.trust_remote_code)
-        return of_model(model.eval(), config, parallel, picked)
+        gguf = Path(location, options["gguf_file"]) if "gguf_file" in options else None
+        files = sorted(Path(location).glob("*.safetensors"))
+        kept = planning.kept(model, own, config, files, gguf)
+        return of_model(model.eval(), config, parallel, picked, kept)
     except Exception as error:  # a model's own code and files may raise anything
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise errors.ModelUnavailable(name=source, source=source, reason=reason) from error
 
 
 def of_model(
-    model: Any, config: EngineConfig, parallel: int = 1, dtype: torch.dtype | None = None
+    model: Any,
+    config: EngineConfig,
+    parallel: int = 1,
+    dtype: torch.dtype | None = None,
+    kept: Mapping[str, Kept] | None = None,
 ) -> Footprint:
-    """Return what a model on the meta device needs in a dtype (None: its own) at least as wide as its own;
-    raises ValueError or guards.Unsupported with the reason why the fast engine does not run it.
+    """Return what a model on the meta device needs in a dtype (None: its own) at least as wide as its own,
+    with some products `kept` as integers; raises ValueError or guards.Unsupported with the reason why the
+    fast engine does not run it.
     """
     guards.check_config(model)
     model.set_attn_implementation(interface.NAME)
@@ -92,20 +105,23 @@ def of_model(
     drawing = rows * vocabulary * torch.float64.itemsize * _DRAW_COPIES
     products = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear)}
     head = products.pop(id(model.get_output_embeddings().weight))
+    kept = kept or {}
+    whole = _dequantized_bytes(model, kept, dtype or model.dtype) // parallel
     return Footprint(
         type(model).__name__,
         dtype or model.dtype,
         sum(p.numel() for p in model.parameters()),
-        wider * _weight_bytes(model, parallel),
+        _weight_bytes(model, parallel, wider, kept),
         sum(products.values()),
         head,
         sum(heads_of_layers.sizes.values()),
         dataclasses.replace(layout, dtype=dtype or model.dtype),
-        max(wider * step, drawing),
-        wider * peak_bytes(lambda: forward(model, rows, rows)),
+        max(wider * step + whole, drawing),
+        wider * peak_bytes(lambda: forward(model, rows, rows)) + whole,
         vocabulary,
         config.context_tokens or tokens.context_of(model.config, None),
         parallel,
+        ", ".join(f"int{bits}" for bits in sorted({each.bits for each in kept.values()})),
     )
 
 
@@ -176,14 +192,48 @@ def _forward(model: Any, attention: _Attention, count: int, wanted: int) -> Tens
     return logits
 
 
-def _weight_bytes(model: Any, parallel: int) -> int:
-    """Return the bytes of parameters and buffers, each once; of what is divided among cards, a part."""
+def _weight_bytes(model: Any, parallel: int, wider: int, kept: Mapping[str, Kept]) -> int:
+    """Return the bytes of parameters and buffers, each once; of what is divided among cards, a part.
+
+    Numbers take `wider` times what they take in the model.
+    """
     plan = getattr(model, "tp_plan", None) or {}
     if parallel > 1 and not plan:
         raise ValueError("transformers has no plan to divide it among cards")
-    total = 0
+    sizes = {f"{name}.weight": each.nbytes for name, each in kept.items()}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        general = re.sub(r"\.\d+\.", ".*.", name)
-        style = plan.get(general) or plan.get(general.rpartition(".")[0]) or "replicated"
-        total += tensor.nbytes if style.startswith("replicated") else -(-tensor.nbytes // parallel)
-    return total
+        sizes.setdefault(name, wider * tensor.nbytes)
+    return sum(_part(plan, name, size, parallel) for name, size in sizes.items())
+
+
+def _part(plan: Mapping[str, str], name: str, size: int, parallel: int) -> int:
+    general = re.sub(r"\.\d+\.", ".*.", name)
+    style = plan.get(general) or plan.get(general.rpartition(".")[0]) or "replicated"
+    return size if style.startswith("replicated") else -(-size // parallel)
+
+
+def _dequantized_bytes(model: Any, kept: Mapping[str, Kept], dtype: torch.dtype) -> int:
+    """Return what the largest product holds while its integers become numbers, as it does in large steps."""
+    found = 0
+    for name, each in kept.items():
+        linear = model.get_submodule(name)
+        # The two of a gated MLP are one product. The head has no other beside it.
+        merged = 1 if linear is model.get_output_embeddings() else 2
+        numbers = merged * linear.out_features * linear.in_features
+        found = max(found, numbers * _number_bytes(each.bits, dtype))
+    return found
+
+
+@functools.cache
+def _number_bytes(bits: Bits, dtype: torch.dtype) -> int:
+    """Return the bytes held for each number of a weight that is dequantised, by doing so."""
+    count = 256
+    # Not on the meta device, where some operations are made of several that hold more.
+    packed, scales = torch.zeros(count, count * bits // 8, dtype=torch.uint8), torch.zeros(count, count // 64)
+    weight = GroupedWeight(packed, scales.half(), scales.half(), 64, bits, minimum=True)
+    if bits == 4 and dtype == torch.bfloat16:
+        pairs = tiles.scales_and_zeros(weight)
+        peak = peak_bytes(lambda: tiles.dequantized(weight.integers(), pairs, weight.group))
+    else:
+        peak = peak_bytes(lambda: weight.dequantized(dtype))
+    return round(peak / count**2)

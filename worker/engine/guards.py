@@ -1,7 +1,7 @@
 """Which models the fast engine may run. Whatever fails here runs in the fallback, which is right for all."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from worker.engine import (
     runner,
 )
 from worker.engine.compiling import Compiler
+from worker.engine.quantize.linear import IntLinear
 from worker.engine.rows import RowState
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
@@ -66,9 +67,7 @@ def _prepare(model: Any, backend: str | runner.Backend, compiler: Compiler) -> r
         masks.check(model)
         model.set_attn_implementation(interface.NAME)
         ready = runner.ModelRunner(model, backend)
-        # What layers are replaced by knows nothing of the sums over a team.
-        faster = not parallel.is_share(model)
-        if not (faster and _try_faster(ready, model, expected, compiler)):
+        if not _try_faster(ready, model, expected, compiler):
             _try(ready, model, expected)
     except (
         Exception
@@ -87,32 +86,66 @@ def _fuse_and_pack(model: Any, ready: runner.ModelRunner, compiler: Compiler) ->
         layer = replaced[2]
         if calls is not None:
             layer_trial.check(layer, ready.scorings[parts.index(layer)], calls)
-    yield from packed.pack_all(model)
-    if model.device.type == "cuda":
-        torch.cuda.empty_cache()  # the weights that were merged: what is free is about to be measured
+        _spare(replaced)
+    yield from _pack(model, ready, compiler)
     if compiler.on:
         for tokens in compiling.TOKENS:
             runner.dry_run(model, tokens)
 
 
 def _pack(model: Any, ready: runner.ModelRunner, compiler: Compiler) -> Iterator[packed.Replaced]:
-    yield from packed.pack_all(model)
+    for replaced in packed.pack_all(model):
+        yield replaced
+        _spare(replaced)
+
+
+def _pack_integers(model: Any, ready: runner.ModelRunner, compiler: Compiler) -> Iterator[packed.Replaced]:
+    for replaced in packed.pack_integers(model):
+        yield replaced
+        _spare(replaced)
+
+
+def _ways(model: Any) -> tuple[Callable[..., Iterator[packed.Replaced]], ...]:
+    """Return the ways to make a model faster, the fastest first."""
+    if not parallel.is_share(model):
+        return _fuse_and_pack, _pack
+    # What other layers are replaced by knows nothing of the sums over a team.
+    integers = any(isinstance(module, IntLinear) for module in model.modules())
+    return (_pack_integers,) if integers else ()
 
 
 def _try_faster(ready: runner.ModelRunner, model: Any, expected: list[Tensor], compiler: Compiler) -> bool:
     """Replace layers by fused ones and products by packed ones, as far as the logits stay what they were."""
-    for replace in (_fuse_and_pack, _pack):
+    for replace in _ways(model):
         replaced: list[packed.Replaced] = []
         try:
             for each in replace(model, ready, compiler):
                 replaced.append(each)
+            if model.device.type == "cuda":
+                torch.cuda.empty_cache()  # the weights that were merged: what is free is about to be measured
             _try(ready, model, expected)
             return True
         except Exception as error:  # what is replaced may not be what it looked like: then it stays as it was
             log.info("the model's own code stays where it differs from faster code reason=%r", str(error))
             for parent, name, module in reversed(replaced):
-                setattr(parent, name, module)
+                setattr(parent, name, module.to(model.device))
     return False
+
+
+def _spare(replaced: packed.Replaced) -> None:
+    """Have the host keep integers that were merged or tiled on a card, which else would hold those of all
+    layers twice until all are tried.
+    """
+    for linear in _taken_over(replaced):
+        if linear.weight.is_cuda:
+            linear.to("cpu")
+
+
+def _taken_over(replaced: packed.Replaced) -> list[IntLinear]:
+    """Return the products of a module that what has replaced it has no use for."""
+    parent, name, module = replaced
+    kept = set(parent.get_submodule(name).modules())
+    return [each for each in module.modules() if isinstance(each, IntLinear) and each not in kept]
 
 
 def check_config(model: Any) -> None:

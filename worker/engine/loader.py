@@ -149,24 +149,24 @@ def _load_model(location: str, options: dict[str, Any], wanted: EngineConfig, de
     config = AutoConfig.from_pretrained(location, **options)
     picked = precision.pick_dtype(wanted.dtype, getattr(config, "dtype", None), device)
     auto = heads.auto_class(config, options, wanted.task)
+    gguf = "gguf_file" in options
+    quantised = loading.is_wanted(config, wanted, gguf)
     team = parallel.current()
-    quantised = loading.is_wanted(config, wanted, "gguf_file" in options)
-    if team is not None:
-        share = parallel.load_options(team, config, wanted, "gguf_file" in options)
-        return load_weights(auto, location, wanted.pickle_weights, options | share | {"dtype": picked})
-    if "gguf_file" in options:
+    share = {} if team is None else parallel.load_options(team, config, wanted, gguf)
+    if gguf:
         model = _without_quantization(auto.from_pretrained(location, dtype=picked, **options))
         gguf_q4.keep(model, Path(location, options["gguf_file"]))
     else:
+        options = options | {"dtype": picked}
         if device.type == "cuda":
             # Weights go straight to the GPU: the host never holds all of them.
-            options = options | {"device_map": device}
-        options = options | {"dtype": picked}
+            options |= {"device_map": device}
         if quantised:
-            model = loading.load(auto, location, config, options, wanted)
+            model = loading.load(auto, location, config, options, share, wanted)
         else:
-            model = load_weights(auto, location, wanted.pickle_weights, options)
-    model = model.to(device)
+            model = load_weights(auto, location, wanted.pickle_weights, options | share)
+    if team is None:
+        model = model.to(device)
     if wanted.quantize_head == "int8":
         apply.round_head(model)
     return model

@@ -110,7 +110,8 @@ def _best(loaded: loader.Loaded, config: EngineConfig, name: str) -> Engine:
             log.warning("fallback to transformers' generate name=%s reason=%r", name, str(reason))
     if config.speculate == "draft":
         log.warning("the fallback has no use for a draft model name=%s", name)
-    packed.pack_integers(loaded.model)
+    for _ in packed.pack_integers(loaded.model):
+        pass
     engine = FallbackEngine(loaded, config)
     engine.stats.fallbacks = 1
     return engine

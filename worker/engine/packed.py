@@ -203,12 +203,13 @@ def fastest(layer: IntLinear) -> nn.Module:
     return tiles.TiledLinear(layer.grouped, layer.bias) if tiles.takes(layer) else layer
 
 
-def pack_integers(model: nn.Module) -> None:
-    """Replace a model's layers of integers by their fastest form."""
+def pack_integers(model: nn.Module) -> Iterator[Replaced]:
+    """Replace a model's layers of integers by their fastest form; yield what was there."""
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if type(layer) is IntLinear and (faster := _packed(layer)) is not None:
                 setattr(parent, name, faster)
+                yield parent, name, layer
 
 
 def count_plain_integers(model: nn.Module) -> int:

@@ -5,6 +5,7 @@ keys, values and the inner layer of the MLP, rows of what follows, and a sum ove
 """
 
 import os
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -152,7 +153,14 @@ def load_options(team: Team, config: Any, wanted: EngineConfig, gguf: bool) -> d
             raise ValueError(f"{team.size} ranks do not divide its {heads} heads ({name})")
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    return {"distributed_config": DistributedConfig(tp_size=team.size, tp_plan="auto")}
+    # A share goes to its rank's device by itself: to be given one, too, transformers refuses.
+    return {"distributed_config": DistributedConfig(tp_size=team.size, tp_plan="auto"), "device_map": None}
+
+
+def style_of(model: Any, name: str) -> str | None:
+    """Return how the plan spreads a module of a share; None: each rank has all of it."""
+    style: str | None = (model.tp_plan or {}).get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+    return style
 
 
 def is_share(model: Any) -> bool:

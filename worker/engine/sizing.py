@@ -22,8 +22,8 @@ _GRAPH_BYTES = 12_000_000
 """What a recorded step takes besides its logits; a guess, which bounds how many are recorded."""
 _WIDTHS = 2
 """A batch size is recorded again when tables double: so many times while most requests run."""
-_INT4_BYTES = 0.5 + 4 / 128
-"""Of a weight in INT4: half a byte, and a scale and a zero for each 128."""
+_INT4_BYTES = 0.5 + 4 / 64
+"""Of a weight in INT4: half a byte, and a scale and a minimum for each 64."""
 
 
 class DoesNotFit(ValueError):
@@ -82,6 +82,8 @@ def plan(
     graphs = graph_bytes(sizes, need.decode_bytes, need.vocabulary * need.dtype.itemsize)
     settings = Settings(graphs, kv_memory_bytes)
     free = memory - _CONTEXT_BYTES
+    if free <= 0:
+        raise DoesNotFit(f"less than what CUDA itself takes of a card, about {in_gb(_CONTEXT_BYTES)}")
     try:
         left = kv_bytes_after_profile(free, free - need.weight_bytes, need.step_bytes, memory, settings)
         page = need.token_bytes * PAGE_TOKENS
@@ -174,7 +176,11 @@ def advice(need: Footprint, memory: int, settings: Settings) -> str:
     taken = _CONTEXT_BYTES + need.step_bytes + settings.graph_bytes + spare_bytes(memory)
     room = memory - taken - (settings.kv_memory_bytes or page)
     found = []
-    if need.dtype.itemsize > 2 and need.weight_bytes * 2 // need.dtype.itemsize <= room:
+    if (
+        need.dtype.itemsize > 2
+        and not need.quantized
+        and need.weight_bytes * 2 // need.dtype.itemsize <= room
+    ):
         found.append("bfloat16")
     heads = [layer_heads for layer_heads, _, _ in need.layout.layers]
     whole = need.weight_bytes * need.tensor_parallel
@@ -183,7 +189,7 @@ def advice(need: Footprint, memory: int, settings: Settings) -> str:
         if divides and whole // cards <= room:
             found.append(f"tensor parallel over {cards} such cards")
             break
-    saved = (need.products + need.head) * (need.dtype.itemsize - _INT4_BYTES) / need.tensor_parallel
-    if need.weight_bytes - saved <= room:
+    saved = need.products * (need.dtype.itemsize - _INT4_BYTES) / need.tensor_parallel
+    if not need.quantized and need.weight_bytes - saved <= room:
         found.append(f"INT4 weights ({in_gb(need.weight_bytes - saved)})")
     return f". What fits: {', '.join(found)}" if found else ""

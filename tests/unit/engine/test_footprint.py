@@ -69,7 +69,8 @@ def test_a_model_that_the_fast_engine_does_not_run_is_refused_with_the_reason() 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ('{"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}', "quantised"),
+        ('{"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}', "quantised .fp8., and"),
+        ('{"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 3}}', "3 bits"),
         ('{"model_type": "nobodys"}', "nobodys"),
         ('{"model_type": ', "config.json"),
         ("{}", "model_type"),

@@ -138,6 +138,21 @@ def test_the_guards_accept_integers_in_half_precision(name: str, dtype: torch.dt
     assert any(isinstance(module, IntLinear) for module in subject.modules())
 
 
+def test_the_host_takes_what_was_merged_and_not_what_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = model("llama", torch.bfloat16)
+    subject.model.layers[0].mlp.extra = torch.nn.Identity()  # no gated MLP: it stays as it is
+    taken: list[int] = []
+
+    def spare(replaced: packed.Replaced) -> None:
+        taken.append(len(guards._taken_over(replaced)))
+        assert not set(guards._taken_over(replaced)) & set(subject.modules())
+
+    monkeypatch.setattr(guards, "_spare", spare)
+    guards.prepare(subject)
+    # Here o_proj and down_proj, which nothing is merged with, have no faster form: they run as they are.
+    assert taken[:2] == [3, 5]
+
+
 def test_a_model_of_integers_that_fuses_wrongly_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     native_or_skip(torch.float32)
     monkeypatch.setattr(parts, "norm_weight", lambda norm, size: torch.ones(size))

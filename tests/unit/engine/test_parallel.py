@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from tests.unit.engine import architectures
+from tests.unit.engine import architectures, grouped
+from tests.unit.engine.conftest import native_or_skip
 from worker.engine import EngineConfig, guards, leading, parallel
+from worker.engine.packed import PackedLinear
 
 
 def _team(size: int) -> parallel.Team:
@@ -88,6 +90,18 @@ def test_a_share_keeps_the_layers_that_sum_over_the_team() -> None:
     model._tp_size = 2
     guards.prepare(model)
     assert [type(module) for module in model.modules()] == kinds
+
+
+def test_the_integers_of_a_share_take_their_fastest_form() -> None:
+    native_or_skip(torch.float32)
+    model = grouped.quantize(architectures.build("llama").float())
+    layers = list(model.model.layers)
+    model._tp_size = 2
+    guards.prepare(model)
+    assert list(model.model.layers) == layers
+    kinds = {type(each) for each in layers[0].modules() if hasattr(each, "weight")}
+    assert kinds == {PackedLinear, type(model.model.norm)}
+    assert type(model.lm_head) is torch.nn.Linear
 
 
 def test_outside_a_team_a_runner_leads_nobody() -> None:

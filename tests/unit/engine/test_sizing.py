@@ -100,7 +100,7 @@ def test_weights_that_do_not_fit_name_what_would() -> None:
         _plan(need, 14 * GB)
     assert "the weights take 16.0 GB" in str(error.value)
     fits = str(error.value).partition("What fits: ")[2]
-    assert fits == "bfloat16, tensor parallel over 2 such cards, INT4 weights (2.2 GB)"
+    assert fits == "bfloat16, tensor parallel over 2 such cards, INT4 weights (3.6 GB)"
 
 
 @pytest.mark.parametrize("memory", range(3, 18))

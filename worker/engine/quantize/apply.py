@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.engine.quantize import calibrate, hollow, rounding
+from worker.engine import parallel
+from worker.engine.quantize import calibrate, hollow, rounding, shares
 from worker.engine.quantize.linear import IntLinear
 from worker.engine.quantize.recipe import Recipe, fitting_group
 from worker.engine.quantize.tensors import Tensors
@@ -21,19 +22,29 @@ Progress = Callable[[int, int], object]
 def fill(model: Any, weights: dict[str, GroupedWeight]) -> None:
     """Give products of a model quantised weights, by name."""
     for name, grouped in weights.items():
-        _replace(model, name, grouped)
+        if parallel.is_share(model):
+            shares.put(model, name, grouped)
+        else:
+            _replace(model, name, grouped)
 
 
 @torch.inference_mode()
 def round_head(model: Any) -> None:
-    """Round the weight of a model's head to 8 bits; embeddings that share it keep theirs."""
+    """Round the weight of a model's head to 8 bits; embeddings that share it keep theirs.
+
+    A rank of a team rounds the rows that it has: each has groups of its own.
+    """
     head = model.get_output_embeddings()
     group = fitting_group(head.weight.shape[1]) if type(head) is nn.Linear else None
     if group is None:
         log.warning("the head stays as it is: %s", type(head).__name__)
         return
     name = next(name for name, module in model.named_modules() if module is head)
-    _replace(model, name, rounding.nearest(head.weight.data, 8, group))
+    rows = rounding.nearest(shares.local(head.weight), 8, group)
+    if parallel.is_share(model):
+        shares.put_rows(model, name, rows, head.weight.shape[0])
+    else:
+        _replace(model, name, rows)
 
 
 def choose(recipe: Recipe) -> hollow.Choose:
@@ -53,14 +64,20 @@ def choose(recipe: Recipe) -> hollow.Choose:
 
 @torch.inference_mode()
 def quantize(
-    model: Any, tensors: Tensors, recipe: Recipe, ids: Tensor | None, progress: Progress = lambda *_: None
+    model: Any,
+    tensors: Tensors,
+    recipe: Recipe,
+    ids: Tensor | None,
+    progress: Progress = lambda *_: None,
+    in_place: bool = True,
 ) -> dict[str, GroupedWeight]:
     """Quantise the products of a model in their places; return their weights by name.
 
     With token ids [sequences, tokens] each product is quantised when the forward over them first gets to it,
     by what goes into it: what quantised products before it have made. What it does not get to is rounded.
+    Not `in_place`, weights go to the host one by one, and the model is of no more use.
     """
-    run = _Run(model, tensors, recipe, progress)
+    run = _Run(model, tensors, recipe, progress, in_place)
     if ids is not None:
         run.wait_for_inputs()
         model.base_model(input_ids=ids.to(model.device), use_cache=False)
@@ -71,8 +88,11 @@ def quantize(
 
 
 class _Run:
-    def __init__(self, model: Any, tensors: Tensors, recipe: Recipe, progress: Progress) -> None:
+    def __init__(
+        self, model: Any, tensors: Tensors, recipe: Recipe, progress: Progress, in_place: bool
+    ) -> None:
         self._model, self._tensors, self._recipe, self._progress = model, tensors, recipe, progress
+        self._in_place = in_place
         self.done: dict[str, GroupedWeight] = {}
         found = hollow.products(model)
         self.names = [name for name, linear in found.items() if recipe.group_of(linear.in_features)]
@@ -98,9 +118,13 @@ class _Run:
             grouped = rounding.searched(weight, self._inputs(x).importance, self._recipe.bits, group)
         else:
             grouped = calibrate.calibrated(weight, self._inputs(x), self._recipe.bits, group)
-        self.done[name] = grouped
+        self.done[name] = grouped if self._in_place else grouped.to(torch.device("cpu"))
         self._progress(len(self.done), len(self.names))
-        return _replace(self._model, name, grouped)
+        return _replace(self._model, name, grouped) if self._in_place else self.again(name)
+
+    def again(self, name: str) -> IntLinear:
+        """Return a product that is quantised, but not in its place."""
+        return _product(self._model, self.done[name], self._model.get_submodule(name).bias)
 
     def _weight(self, name: str, linear: Any) -> Tensor:
         whole = getattr(linear, "weight", None)
@@ -123,12 +147,17 @@ class _Pending(nn.Module):
         self.weight = getattr(linear, "weight", None)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._name in self._run.done:  # it is called again, and was not put in its place
+            return self._run.again(self._name)(x)
         # Without rows (an expert that no token goes to) there is nothing to go by.
         return self._run.make(self._name, x if x.numel() else None)(x)
 
 
 def _replace(model: Any, name: str, grouped: GroupedWeight) -> IntLinear:
-    bias = model.get_submodule(name).bias
-    made = IntLinear(grouped.to(model.device), None if bias is None else bias.data, model.dtype)
+    made = _product(model, grouped, model.get_submodule(name).bias)
     hollow.put(model, name, made)
     return made
+
+
+def _product(model: Any, grouped: GroupedWeight, bias: Tensor | None) -> IntLinear:
+    return IntLinear(grouped.to(model.device), None if bias is None else bias.data, model.dtype)

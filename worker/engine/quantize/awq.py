@@ -5,13 +5,13 @@ order 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits on; `scales` [groups, outputs]
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from worker.engine.quantize import fields
 from worker.engine.quantize.checkpoint import Read, Shapes
-from worker.engine.quantize.weights import GroupedWeight, pack
+from worker.engine.quantize.weights import Bits, GroupedWeight, pack
 
 _FIELD_OF = [0, 4, 1, 5, 2, 6, 3, 7]
 """The field that an output of a word is in."""
@@ -24,6 +24,7 @@ class Awq:
     group: int
 
     main = "qweight"
+    bits: ClassVar[Bits] = 4
 
     @classmethod
     def read(cls, config: dict[str, Any]) -> "Awq":

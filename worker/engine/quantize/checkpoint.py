@@ -1,5 +1,6 @@
 """Checkpoints that come quantised: which layout they have, and whether all of it is there."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 
 from worker.engine.quantize import hollow
 from worker.engine.quantize.tensors import Tensors
-from worker.engine.quantize.weights import GroupedWeight
+from worker.engine.quantize.weights import Bits, GroupedWeight
 
 Read = Callable[[str], Tensor]
 """Returns a tensor of one layer by the last part of its name."""
@@ -15,9 +16,12 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Layout(Protocol):
-    """How quantised weights lie in a checkpoint. `main` is what every quantised layer has."""
+    """How quantised weights of so many bits lie in a checkpoint. `main` is what every quantised layer has."""
 
     main: str
+
+    @property
+    def bits(self) -> Bits: ...
 
     def shapes(self, outputs: int, inputs: int) -> Shapes:
         """Return the tensors of a layer, and how large they are."""
@@ -60,6 +64,15 @@ def choose(layout: Layout) -> hollow.Choose:
 def unpack(layout: Layout, tensors: Tensors, name: str) -> GroupedWeight:
     """Return the weight of a layer."""
     return layout.unpack(lambda part: tensors.read(f"{name}.{part}"))
+
+
+def unpacked_bytes(layout: Layout, outputs: int, inputs: int) -> tuple[Bits, int]:
+    """Return the bits of a layer's integers, and what it takes with scales and offsets in half precision."""
+    shapes = layout.shapes(outputs, inputs)
+    scales = next(shape for part, shape in shapes.items() if part in ("scales", "weight_scale"))
+    ordered = any(part.endswith("g_idx") for part in shapes)
+    packed = outputs * inputs * layout.bits // 8
+    return layout.bits, packed + 4 * math.prod(scales) + (8 * inputs if ordered else 0)
 
 
 def _parent(name: str) -> str:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from worker.engine.quantize import apply, hollow
-from worker.engine.quantize.weights import GroupedWeight, pack
+from worker.engine.quantize.weights import Bits, GroupedWeight, pack
 
 log = logging.getLogger(__name__)
 _BLOCK = 32
-_KINDS = {
+_KINDS: dict[Any, tuple[Bits, bool]] = {
     gguf.GGMLQuantizationType.Q4_0: (4, False),
     gguf.GGMLQuantizationType.Q4_1: (4, True),
     gguf.GGMLQuantizationType.Q8_0: (8, False),
@@ -48,6 +48,18 @@ def keep(model: Any, file: Path) -> None:
     log.info("gguf products kept=%d expanded=%s", kept, dict(expanded))
 
 
+def kept(model: Any, file: Path) -> dict[str, tuple[Bits, int]]:
+    """Return the bits and bytes of the products that `keep` would keep, by name, from the file's header."""
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    names, found = _names(model, file), {}
+    for name in hollow.products(model):
+        tensor = tensors.get(f"{names.get_name(name)}.weight")
+        if tensor is not None and tensor.tensor_type in _KINDS:
+            bits = _KINDS[tensor.tensor_type][0]
+            found[name] = bits, int(tensor.n_elements) // _BLOCK * (_BLOCK * bits // 8 + 4)
+    return found
+
+
 def unpack(tensor: Any) -> GroupedWeight:
     """Return a tensor of a GGUFReader, of a type in blocks of 32, as it is."""
     bits, minimum = _KINDS[tensor.tensor_type]
@@ -61,8 +73,8 @@ def unpack(tensor: Any) -> GroupedWeight:
     else:
         integers = torch.cat((blocks[..., head:] & 15, blocks[..., head:] >> 4), -1)
         offsets = numbers[..., 1].contiguous() if minimum else torch.full_like(scales, 8)
-    packed = pack(integers.flatten(1), bits)  # type: ignore[arg-type]
-    return GroupedWeight(packed, scales, offsets, _BLOCK, bits, minimum)  # type: ignore[arg-type]
+    packed = pack(integers.flatten(1), bits)
+    return GroupedWeight(packed, scales, offsets, _BLOCK, bits, minimum)
 
 
 def _bytes(bits: int, minimum: bool) -> int:

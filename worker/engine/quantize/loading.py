@@ -4,12 +4,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from worker.engine import parallel
 from worker.engine.quantize import apply, awq, cache, checkpoint, compressed, gptq, hollow, own, sampled
 from worker.engine.quantize.recipe import Recipe
 from worker.engine.quantize.tensors import Tensors
+from worker.engine.quantize.weights import GroupedWeight
 from worker.engine.types import EngineConfig
 
 log = logging.getLogger(__name__)
@@ -30,33 +32,44 @@ def is_wanted(config: Any, wanted: EngineConfig, gguf: bool) -> bool:
         if wanted.quantize is not None:
             raise ValueError("a GGUF file keeps the bits it has; LONGHAUL_QUANTIZE is for safetensors")
         return False
-    stored = _stored(config)
-    if stored is None:
+    found = stored(config)
+    if found is None:
         ours = wanted.quantize is not None
     else:
-        method = stored.get("quant_method")
+        method = found.get("quant_method")
         if wanted.quantize is not None:
             raise ValueError(
                 f"it is quantised already ({method}); LONGHAUL_QUANTIZE is for models that are not"
             )
         ours = method in _LAYOUTS
-    team = parallel.current()
-    if team is not None and (ours or wanted.quantize_head == "int8"):
-        raise ValueError(f"a quantised model is not spread over {team.size} ranks")
     return ours
 
 
-def load(auto: Any, location: str, config: Any, options: dict[str, Any], wanted: EngineConfig) -> Any:
-    """Load a model with IntLinear in place of what is quantised, or is to be; raises ValueError."""
-    stored = _stored(config)
-    if stored is None:
+def load(
+    auto: Any,
+    location: str,
+    config: Any,
+    options: dict[str, Any],
+    share: dict[str, Any],
+    wanted: EngineConfig,
+) -> Any:
+    """Load a model with IntLinear in place of what is quantised, or is to be; raises ValueError.
+
+    With the options of a `share`, one rank's part of it.
+    """
+    found = stored(config)
+    if found is None:
         recipe = recipe_of(wanted)
-        model, tensors = hollow.load(auto, location, options, apply.choose(recipe), wanted.pickle_weights)
-        _by_recipe(model, tensors, recipe)
+
+        def load_hollow(options: dict[str, Any]) -> tuple[Any, Tensors]:
+            return hollow.load(auto, location, options, apply.choose(recipe), wanted.pickle_weights)
+
+        model, tensors = load_hollow(options | share)
+        _by_recipe(model, tensors, recipe, lambda: load_hollow(options))
     else:
-        layout = _LAYOUTS[stored["quant_method"]](stored)
+        layout = layout_of(found)
         del config.quantization_config
-        options = options | {"config": config}
+        options = options | share | {"config": config}
         model, tensors = hollow.load(auto, location, options, checkpoint.choose(layout), pickles=False)
         for name, linear in list(model.named_modules()):
             if isinstance(linear, hollow.Hollow):
@@ -71,15 +84,40 @@ def recipe_of(wanted: EngineConfig) -> Recipe:
     return Recipe(bits, wanted.quantize_group, wanted.quantize_method)  # type: ignore[arg-type]
 
 
-def _by_recipe(model: Any, tensors: Tensors, recipe: Recipe) -> None:
+def _by_recipe(
+    model: Any, tensors: Tensors, recipe: Recipe, load_whole: Callable[[], tuple[Any, Tensors]]
+) -> None:
     with cache.entry(tensors.files, recipe) as entry:
-        known = entry.read(model)
-        if known is not None:
-            apply.fill(model, known)
-            return
-        log.info("quantising bits=%d group=%d method=%s", recipe.bits, recipe.group, recipe.method)
-        ids = _sampled(model, tensors) if recipe.method == "sampled" else None
-        entry.write(apply.quantize(model, tensors, recipe, ids))
+        weights = entry.read(model)
+        if weights is None:
+            log.info("quantising bits=%d group=%d method=%s", recipe.bits, recipe.group, recipe.method)
+            if not parallel.is_share(model):
+                entry.write(_quantised(model, tensors, recipe))
+                return
+            # A share cannot run by itself: one rank makes it with a whole model, while the others wait here.
+            weights = _quantised_whole(load_whole, recipe)
+            entry.write(weights)
+    apply.fill(model, weights)
+
+
+def _quantised_whole(
+    load_whole: Callable[[], tuple[Any, Tensors]], recipe: Recipe
+) -> dict[str, GroupedWeight]:
+    model, tensors = load_whole()
+    try:
+        return _quantised(model, tensors, recipe, in_place=False)
+    finally:
+        tensors.close()
+        del model
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # what is free is about to be measured
+
+
+def _quantised(
+    model: Any, tensors: Tensors, recipe: Recipe, in_place: bool = True
+) -> dict[str, GroupedWeight]:
+    ids = _sampled(model, tensors) if recipe.method == "sampled" else None
+    return apply.quantize(model, tensors, recipe, ids, in_place=in_place)
 
 
 def _sampled(model: Any, tensors: Tensors) -> Tensor | None:
@@ -91,7 +129,13 @@ def _sampled(model: Any, tensors: Tensors) -> Tensor | None:
         return None
 
 
-def _stored(config: Any) -> dict[str, Any] | None:
+def layout_of(found: dict[str, Any]) -> checkpoint.Layout:
+    """Return the layout that a `quantization_config` of ours to read says; raises ValueError."""
+    return _LAYOUTS[found["quant_method"]](found)
+
+
+def stored(config: Any) -> dict[str, Any] | None:
+    """Return what a config says of quantised weights."""
     found = getattr(config, "quantization_config", None)
     if found is None or isinstance(found, dict):
         return found

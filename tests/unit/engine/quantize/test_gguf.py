@@ -62,7 +62,7 @@ def test_a_models_products_keep_the_bits_of_the_file(
     kind: Any, dtype: str, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "tiny.gguf"
-    _write(file, loader.load(str(tiny_path), CPU), kind, monkeypatch)
+    write(file, loader.load(str(tiny_path), CPU), kind, monkeypatch)
     config = EngineConfig(device="cpu", dtype=dtype)
     found = loader.load(str(file), config).model
     monkeypatch.setattr(gguf_q4, "keep", lambda *_: None)
@@ -78,12 +78,12 @@ def test_a_models_products_keep_the_bits_of_the_file(
 
 def test_other_types_are_expanded(tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "tiny.gguf"
-    _write(file, loader.load(str(tiny_path), CPU), KINDS.Q5_0, monkeypatch)
+    write(file, loader.load(str(tiny_path), CPU), KINDS.Q5_0, monkeypatch)
     found = loader.load(str(file), CPU).model
     assert not any(isinstance(each, IntLinear) for each in found.modules())
 
 
-def _write(file: Path, loaded: loader.Loaded, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def write(file: Path, loaded: loader.Loaded, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the tiny model with the products of its layers in blocks of a kind."""
     add = gguf.GGUFWriter.add_tensor
 

@@ -17,12 +17,13 @@ from jobs.settings import Settings
 from tests.unit.engine import architectures
 from tests.unit.engine.conftest import request
 from tests.unit.engine.quantize import checkpoints
-from worker.engine import Engine, EngineConfig, loader, parallel
+from worker.engine import Engine, EngineConfig, loader
 from worker.engine.fast import FastEngine
 from worker.engine.quantize import apply
 from worker.engine.quantize import cache as stored
 from worker.engine.quantize.linear import IntLinear
 from worker.engine.quantize.recipe import Recipe
+from worker.engine.quantize.tensors import Tensors
 
 INT4 = EngineConfig(device="cpu", quantize="int4", quantize_group=32)
 CHANGES: list[dict[str, Any]] = [
@@ -96,12 +97,30 @@ def test_no_weight_of_a_product_is_loaded_before_its_turn(
 ) -> None:
     quantize = apply.quantize
 
-    def seen(model: Any, *args: Any) -> Any:
+    def seen(model: Any, *args: Any, **how: Any) -> Any:
         assert not [name for name, _ in model.named_parameters() if "proj" in name]
-        return quantize(model, *args)
+        return quantize(model, *args, **how)
 
     monkeypatch.setattr(apply, "quantize", seen)
     assert linears(loader.load(str(tiny_path), INT4).model)
+
+
+def test_a_layer_that_runs_twice_is_quantised_once_wherever_its_weights_go() -> None:
+    def made(in_place: bool) -> dict[str, Any]:
+        model = architectures.build("llama").float()
+        model.model.layers[1] = model.model.layers[0]
+        counts: list[int] = []
+        ids = torch.arange(64).view(2, 32)
+        weights = apply.quantize(
+            model, Tensors([]), Recipe(4, 32), ids, lambda count, _: counts.append(count), in_place
+        )
+        assert counts == list(range(1, 8))
+        assert bool(linears(model)) == in_place
+        return weights
+
+    placed, apart = made(in_place=True), made(in_place=False)
+    for name, weight in placed.items():
+        assert torch.equal(weight.packed, apart[name].packed)
 
 
 @pytest.mark.parametrize("changed", CHANGES[1:])
@@ -184,14 +203,12 @@ def test_two_who_want_the_same_make_it_once(tmp_path: Path) -> None:
     assert made == [1]
 
 
-@pytest.mark.parametrize("field", [{"quantize": "int4"}, {"quantize_head": "int8"}])
-def test_a_team_of_ranks_is_refused_in_one_line(
-    field: dict[str, Any], tiny_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    team = parallel.Team(0, 2, torch.device("cpu"), None, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(parallel, "current", lambda: team)
-    with pytest.raises(errors.ModelUnavailable, match="a quantised model is not spread over 2 ranks"):
-        loader.load(str(tiny_path), EngineConfig(device="cpu", **field))
+def test_what_is_kept_serves_every_dtype(tiny_path: Path, cache: Path) -> None:
+    half = linears(loader.load(str(tiny_path), replace(INT4, dtype="bfloat16")).model)
+    single = linears(loader.load(str(tiny_path), INT4).model)
+    assert len(list(cache.glob("*.safetensors"))) == 1
+    for name, linear in half.items():
+        assert torch.equal(linear.grouped.packed, single[name].grouped.packed)
 
 
 def test_queues_and_prefixes_of_another_quantisation_are_others() -> None:
