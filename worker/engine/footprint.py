@@ -18,6 +18,7 @@ from transformers import AutoConfig
 from jobs import errors, tokens
 from worker.engine import guards, heads, interface, kv, runner
 from worker.engine.attention import Rotation, Scoring
+from worker.engine.quantize import linear as int_linear
 from worker.engine.quantize import planning, tiles
 from worker.engine.quantize.planning import Kept
 from worker.engine.quantize.weights import Bits, GroupedWeight
@@ -220,8 +221,14 @@ def _dequantized_bytes(model: Any, kept: Mapping[str, Kept], dtype: torch.dtype)
         # The two of a gated MLP are one product. The head has no other beside it.
         merged = 1 if linear is model.get_output_embeddings() else 2
         numbers = merged * linear.out_features * linear.in_features
+        if not _in_tiles(each.bits, dtype):
+            numbers = min(numbers, int_linear.AT_A_TIME)
         found = max(found, numbers * _number_bytes(each.bits, dtype))
     return found
+
+
+def _in_tiles(bits: Bits, dtype: torch.dtype) -> bool:
+    return bits == 4 and dtype == torch.bfloat16
 
 
 @functools.cache
@@ -231,7 +238,7 @@ def _number_bytes(bits: Bits, dtype: torch.dtype) -> int:
     # Not on the meta device, where some operations are made of several that hold more.
     packed, scales = torch.zeros(count, count * bits // 8, dtype=torch.uint8), torch.zeros(count, count // 64)
     weight = GroupedWeight(packed, scales.half(), scales.half(), 64, bits, minimum=True)
-    if bits == 4 and dtype == torch.bfloat16:
+    if _in_tiles(bits, dtype):
         pairs = tiles.scales_and_zeros(weight)
         peak = peak_bytes(lambda: tiles.dequantized(weight.integers(), pairs, weight.group))
     else:

@@ -132,6 +132,14 @@ def test_numbers_that_are_not_finite_stay_in_their_row() -> None:
     assert torch.equal(found[others], sound[others])
 
 
+def test_a_large_weight_becomes_numbers_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = grouped.random_weight(130, 256, 8, 64, ordered=True)
+    layer, x = IntLinear(weight, normal(130)), normal(2, 3, 256)
+    whole = layer(x)
+    monkeypatch.setattr(linear, "AT_A_TIME", 40 * 256)
+    assert torch.allclose(layer(x), whole, atol=1e-5)
+
+
 def test_scales_that_are_subnormal_in_half_precision_are_read() -> None:
     weight = grouped.random_weight(48, 32)
     scales = torch.tensor([2.0**-24, 2.0**-15, -(2.0**-20)]).repeat(16)[:, None].half()

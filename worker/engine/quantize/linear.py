@@ -10,6 +10,9 @@ from torch.nn import functional as F
 
 from worker.engine.quantize.weights import GroupedWeight
 
+# Most weights that are numbers at once: those of a large head would take gigabytes.
+AT_A_TIME = 1 << 25
+
 
 class IntLinear(nn.Module):
     """A linear layer x [..., inputs] -> [..., outputs], called as nn.Linear is, in plain torch.
@@ -38,7 +41,16 @@ class IntLinear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach().to(dtype), False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.grouped.dequantized(x.dtype), self.bias)
+        weight = self.grouped
+        rows = max(1, AT_A_TIME // weight.inputs)
+        if weight.outputs <= rows:
+            return F.linear(x, weight.dequantized(x.dtype), self.bias)
+        y = x.new_empty(*x.shape[:-1], weight.outputs)
+        for start in range(0, weight.outputs, rows):
+            part = slice(start, start + rows)
+            bias = None if self.bias is None else self.bias[part]
+            y[..., part] = F.linear(x, weight.rows(part).dequantized(x.dtype), bias)
+        return y
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Follow the module to another device; a dtype is that of what goes in, and integers stay."""

@@ -101,7 +101,7 @@ def dequantized(integers: Tensor, scales_and_zeros: Tensor, group: int) -> Tenso
     """Return (q - 8) * scale + zero [outputs, inputs] bfloat16, rounded once."""
     scales, zeros = scales_and_zeros.transpose(0, 1)[..., None].unbind(2)  # [outputs, groups, 1]
     signed = integers.view(torch.int8).sub(8).unflatten(1, (-1, group)).bfloat16()
-    return torch.addcmul(zeros, signed, scales).flatten(1)
+    return torch.addcmul(zeros, signed, scales, out=signed).flatten(1)
 
 
 def untiled(tiles: Tensor) -> Tensor:

@@ -47,6 +47,10 @@ class GroupedWeight:
         packed, scales, offsets = self.packed.to(device), self.scales.to(device), self.offsets.to(device)
         return replace(self, packed=packed, scales=scales, offsets=offsets, order=order)
 
+    def rows(self, part: slice) -> "GroupedWeight":
+        """Return the weight of some outputs, which shares its numbers."""
+        return replace(self, packed=self.packed[part], scales=self.scales[part], offsets=self.offsets[part])
+
     def integers(self) -> Tensor:
         """Return the integers [outputs, inputs] uint8."""
         if self.bits == 8:
