@@ -1,4 +1,4 @@
-"""Print what pyproject.toml asks for, one requirement a line: that layer of an image outlives changes of our code.
+"""Print what pyproject.toml asks for, one requirement a line, so that an image has it before it has our code.
 
 python infra/requirements.py             what the API needs
 python infra/requirements.py worker gpu  and what these extras add
