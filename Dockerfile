@@ -77,13 +77,15 @@ COPY infra/requirements.py infra/requirements.py
 COPY pyproject.toml constraints.txt ./
 RUN python infra/requirements.py worker > requirements.txt \
     && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
-# A wheel for this Python, torch and CUDA (path or URL) installs in seconds. Without one it is built, which takes
-# an hour or more and several GB of memory for each job.
+# A wheel for this Python, torch and CUDA (a URL) installs in seconds. Without one flash-attn looks for one itself; if
+# there is none it is built, which takes an hour or more and several GB of memory for each job. The architectures are
+# Ampere (and Ada, which runs its code) and Hopper; 100 and 120 are Blackwell.
 ARG FLASH_ATTN_WHEEL=
+ARG FLASH_ATTN_CUDA_ARCHS="80;90"
 ARG MAX_JOBS=4
 RUN python infra/requirements.py worker gpu > requirements.txt \
     && pip install --no-cache-dir --constraint constraints.txt ninja packaging psutil setuptools wheel \
-    && MAX_JOBS="$MAX_JOBS" pip install --no-cache-dir --constraint constraints.txt --no-build-isolation \
+    && pip install --no-cache-dir --constraint constraints.txt --no-build-isolation \
         ${FLASH_ATTN_WHEEL:+"$FLASH_ATTN_WHEEL"} --requirement requirements.txt
 COPY README.md LICENSE ./
 COPY api api
