@@ -190,3 +190,10 @@ def test_images_are_those_of_the_dockerfile(objects: list[Object]) -> None:
         name, _, tag = template["spec"]["containers"][0]["image"].partition(":")
         assert name.removeprefix("longhaul-") in stages
         assert tag == version
+
+
+def test_the_readme_names_files_that_exist() -> None:
+    readme = (manifests.INFRA / "README.md").read_text()
+    named = set(re.findall(r"(?:k8s/)?((?:base|overlays)/[\w./-]*\w)", readme))
+    assert len(named) >= 4
+    assert {name for name in named if not (manifests.K8S / name).exists()} == set()
