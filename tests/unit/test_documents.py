@@ -11,7 +11,7 @@ from jobs import cli, key_commands
 from worker import offline, quantize_command, sizing_command
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "infra" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OF_WORKERS = {"run": offline.run, "size": sizing_command.size, "quantize": quantize_command.quantize}
 BY_NAME = cli.main.commands | OF_WORKERS
 COMMANDS = [cli.main, *BY_NAME.values(), *key_commands.keys.commands.values()]
