@@ -201,7 +201,8 @@ def _weight_bytes(model: Any, parallel: int, wider: int, kept: Mapping[str, Kept
     plan = getattr(model, "tp_plan", None) or {}
     if parallel > 1 and not plan:
         raise ValueError("transformers has no plan to divide it among cards")
-    sizes = {f"{name}.weight": each.nbytes for name, each in kept.items()}
+    own = dict(model.named_parameters())
+    sizes = {name if name in own else f"{name}.weight": each.nbytes for name, each in kept.items()}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         sizes.setdefault(name, wider * tensor.nbytes)
     return sum(_part(plan, name, size, parallel) for name, size in sizes.items())
@@ -215,12 +216,15 @@ def _part(plan: Mapping[str, str], name: str, size: int, parallel: int) -> int:
 
 def _dequantized_bytes(model: Any, kept: Mapping[str, Kept], dtype: torch.dtype) -> int:
     """Return what the largest product holds while its integers become numbers, as it does in large steps."""
-    found = 0
+    found, own = 0, dict(model.named_parameters())
     for name, each in kept.items():
-        linear = model.get_submodule(name)
-        # The two of a gated MLP are one product. The head has no other beside it.
-        merged = 1 if linear is model.get_output_embeddings() else 2
-        numbers = merged * linear.out_features * linear.in_features
+        if name in own:
+            numbers = own[name][0].numel()  # one expert after another
+        else:
+            linear = model.get_submodule(name)
+            # The two of a gated MLP are one product. The head has no other beside it.
+            merged = 1 if linear is model.get_output_embeddings() else 2
+            numbers = merged * linear.out_features * linear.in_features
         if not _in_tiles(each.bits, dtype):
             numbers = min(numbers, int_linear.AT_A_TIME)
         found = max(found, numbers * _number_bytes(each.bits, dtype))

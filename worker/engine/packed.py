@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from worker.engine.native import library, panels
 from worker.engine.native.library import Kernels, pointer
 from worker.engine.native.panels import AnyWeight, Panels
-from worker.engine.quantize import tiles
+from worker.engine.quantize import marlin, tiles
 from worker.engine.quantize.linear import IntLinear
 
 log = logging.getLogger(__name__)
@@ -200,7 +200,11 @@ def fastest(layer: IntLinear) -> nn.Module:
     """Return the fastest form of a layer of integers where it is, which may be itself."""
     if can_pack(layer):
         return PackedLinear(*content(layer))
-    return tiles.TiledLinear(layer.grouped, layer.bias) if tiles.takes(layer) else layer
+    if marlin.takes(layer):
+        return marlin.MarlinLinear(layer.grouped, layer.bias, layer.weight.dtype)
+    if tiles.takes(layer):
+        return tiles.TiledLinear(layer.grouped, layer.bias, second_best=marlin.fails(layer))
+    return layer
 
 
 def pack_integers(model: nn.Module) -> Iterator[Replaced]:
@@ -213,10 +217,13 @@ def pack_integers(model: nn.Module) -> Iterator[Replaced]:
 
 
 def count_plain_integers(model: nn.Module) -> int:
-    """Return how many products dequantise their weight each time; says so."""
-    formats = [str(layer) for layer in model.modules() if isinstance(layer, IntLinear)]
-    if formats:
+    """Return how many products dequantise their weight each time, or take Marlin's place; says so."""
+    plain = [layer for layer in model.modules() if isinstance(layer, IntLinear)]
+    if plain:
         log.warning(
-            "products that dequantise their weight each time count=%d, as %s", len(formats), formats[0]
+            "products that dequantise their weight each time count=%d, as %s", len(plain), str(plain[0])
         )
-    return len(formats)
+    second = sum(getattr(layer, "second_best", False) for layer in model.modules())
+    if second:
+        log.warning("products of torch in the place of Marlin's count=%d", second)
+    return len(plain) + second

@@ -292,7 +292,9 @@ class Stats:
     native_kernels: int = 0
     """1 when products and attention run on the compiled kernels."""
     int_fallbacks: int = 0
-    """Products with integers that dequantise their weight each time, as no faster way takes it."""
+    """Products with integers that dequantise their weight each time, as no faster way takes it, or that torch
+    computes as Marlin is installed and fails.
+    """
     compile_fallbacks: int = 0
     """Functions that torch did not compile, so that they run as they are."""
     dense_fallbacks: int = 0

@@ -4,9 +4,12 @@ import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
-from worker.engine.quantize import hollow
+from worker.engine.quantize import experts, hollow, merging
+from worker.engine.quantize import linear as integer
+from worker.engine.quantize.linear import IntLinear
 from worker.engine.quantize.tensors import Tensors
 from worker.engine.quantize.weights import Bits, GroupedWeight
 
@@ -40,20 +43,22 @@ def choose(layout: Layout) -> hollow.Choose:
     """
 
     def those(tensors: Tensors, model: nn.Module) -> set[str]:
-        linears = hollow.linears(model)
-        quantised = {
-            name.removesuffix(f".{layout.main}") for name in tensors.names if name.endswith(f".{layout.main}")
-        }
+        products = hollow.all_products(model)
+        quantised = _quantised(layout, tensors, model)
         if not quantised:
             raise ValueError(f"the checkpoint has no {layout.main}, so that nothing in it is quantised")
-        if strange := sorted(quantised - linears.keys()):
+        if strange := sorted(quantised - products.keys()):
             raise ValueError(f"the model has no linear layer {strange[0]} ({len(strange)} such weights)")
+        needed = {name for names in hollow.empty(model).values() for name in names}
+        owners = {each.owner for name in quantised if isinstance(each := products[name], experts.Part)}
         beside = {_parent(name) for name in quantised}
-        for name, linear in linears.items():
+        for name, product in products.items():
             if name in quantised:
-                _check(layout, tensors, name, linear)
-            elif type(linear) is hollow.Hollow:
+                _check(layout, tensors, name, product)
+            elif name in needed or getattr(product, "owner", None) in owners:
                 raise ValueError(f"there is no {name}.{layout.main}")
+            elif isinstance(product, experts.Part):
+                continue
             elif f"{name}.weight" not in tensors and _parent(name) in beside:
                 raise ValueError(f"the checkpoint has neither {name}.{layout.main} nor {name}.weight")
         return quantised
@@ -62,8 +67,41 @@ def choose(layout: Layout) -> hollow.Choose:
 
 
 def unpack(layout: Layout, tensors: Tensors, name: str) -> GroupedWeight:
-    """Return the weight of a layer."""
-    return layout.unpack(lambda part: tensors.read(f"{name}.{part}"))
+    """Return the weight of a layer, which the checkpoint may have in several."""
+    found = [
+        layout.unpack(lambda part, each=each: tensors.read(f"{each}.{part}"))  # type: ignore[misc]
+        for each in tensors.joined.get(name, [name])
+    ]
+    if len(found) == 1:
+        return found[0]
+    return integer.join([IntLinear(weight) for weight in found]).grouped
+
+
+def _quantised(layout: Layout, tensors: Tensors, model: nn.Module) -> set[str]:
+    """Return the names of a model's products that a checkpoint has quantised weights of, under any name."""
+    end = f".{layout.main}"
+    names = {name.removesuffix(end) for name in tensors.names if name.endswith(end)}
+    strange = [f"{name}.weight" for name in names - hollow.all_products(model).keys()]
+    for weight, source in merging.sources(model, strange, experts.weights(model)).items():
+        for part, merged in _apart(model, weight, source).items():
+            tensors.joined[part] = merged
+            names.difference_update(merged)
+    return names | tensors.joined.keys()
+
+
+def _apart(model: nn.Module, weight: str, source: merging.Source) -> dict[str, list[str]]:
+    """Return, by part of experts, the quantised weights that are merged into it; raises ValueError."""
+    owner, _, parameter = weight.rpartition(".")
+    module: Any = model.get_submodule(owner)
+    rows = source.apart()
+    if rows is None or module.is_transposed:
+        raise ValueError(f"{source.all_names[0]} is quantised, and cannot be merged into {weight}")
+    if len(rows) != module.num_experts:
+        raise ValueError(f"of {module.num_experts} experts that make {weight} {len(rows)} are quantised")
+    return {
+        f"{owner}.{number}.{parameter}": [name.removesuffix(".weight") for name in row]
+        for number, row in enumerate(rows)
+    }
 
 
 def unpacked_bytes(layout: Layout, outputs: int, inputs: int) -> tuple[Bits, int]:
@@ -80,7 +118,18 @@ def _parent(name: str) -> str:
 
 
 def _check(layout: Layout, tensors: Tensors, name: str, linear: Any) -> None:
-    for part, shape in layout.shapes(linear.out_features, linear.in_features).items():
+    names = tensors.joined.get(name, [name])
+    shapes = layout.shapes(linear.out_features // len(names), linear.in_features)
+    for each in names:
+        _check_one(layout, tensors, each, shapes)
+    if len(names) > 1 and (part := next((part for part in shapes if part.endswith("g_idx")), None)):
+        first, *others = (tensors.read(f"{each}.{part}") for each in names)
+        if not all(torch.equal(each, first) for each in others):
+            raise ValueError(f"{' and '.join(names)} have their inputs in different orders")
+
+
+def _check_one(layout: Layout, tensors: Tensors, name: str, shapes: Shapes) -> None:
+    for part, shape in shapes.items():
         whole = f"{name}.{part}"
         if whole not in tensors:
             raise ValueError(f"the checkpoint has no {whole}")

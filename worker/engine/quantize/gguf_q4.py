@@ -14,7 +14,7 @@ import gguf
 import torch
 from torch import Tensor
 
-from worker.engine.quantize import apply, hollow
+from worker.engine.quantize import filling, hollow
 from worker.engine.quantize.weights import Bits, GroupedWeight, pack
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def keep(model: Any, file: Path) -> None:
         if grouped is None:
             expanded[tensor.tensor_type.name if tensor is not None else "?"] += 1
             continue
-        apply.fill(model, {name: grouped})
+        filling.fill(model, {name: grouped})
         kept += 1
     log.info("gguf products kept=%d expanded=%s", kept, dict(expanded))
 

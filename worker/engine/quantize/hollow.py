@@ -10,12 +10,13 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from worker.engine.quantize import experts, merging
 from worker.engine.quantize.tensors import Tensors
 from worker.engine.source import load_weights
 
 _METHOD = "longhaul-hollow"
 Choose = Callable[[Tensors, nn.Module], set[str]]
-"""Of a checkpoint's tensors and a model on the meta device: the names of the linear layers to be hollow."""
+"""Of a checkpoint's tensors and a model on the meta device: the names of the products to be hollow."""
 
 
 class Hollow(nn.Module):
@@ -32,10 +33,24 @@ def linears(model: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if type(module) in (nn.Linear, Hollow)}
 
 
+def all_products(model: nn.Module) -> dict[str, Any]:
+    """Return the linear layers of a model by name, and the parts of its experts."""
+    return linears(model) | experts.parts(model)
+
+
 def products(model: nn.Module) -> dict[str, Any]:
-    """Return the linear layers of a model's repeated layers by name: neither embeddings nor heads."""
+    """Return those of a model's repeated layers: neither embeddings nor heads."""
     repeated = tuple(f"{name}." for name, each in model.named_modules() if isinstance(each, nn.ModuleList))
-    return {name: linear for name, linear in linears(model).items() if name.startswith(repeated)}
+    return {name: each for name, each in all_products(model).items() if name.startswith(repeated)}
+
+
+def empty(model: nn.Module) -> dict[str, list[str]]:
+    """Return, by module, the names of products whose weights are still on disk."""
+    found = {name: [name] for name, each in linears(model).items() if type(each) is Hollow}
+    for name, each in experts.modules(model).items():
+        if experts.is_hollow(each):
+            found[name] = [part.name for part in experts.parts_of(name, each)]
+    return found
 
 
 def put(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -80,10 +95,22 @@ class _Quantizer(HfQuantizer):
         self, model: Any, checkpoint_files: list[str] | None = None, **_: Any
     ) -> None:
         self.tensors = Tensors(checkpoint_files or ())
-        found = linears(model)
+        self.tensors.sources = merging.sources(model, self.tensors.names, experts.weights(model))
         with torch.device("cpu"):  # transformers has all tensors made here lie on the meta device
             chosen = self.quantization_config.choose(self.tensors, model)
-        for name in chosen:
-            put(model, name, Hollow(found[name]))
+        emptied = _empty_out(model, chosen, self.tensors)
         # Else transformers warns of each weight that it has no place for.
-        model._keys_to_ignore_on_load_unexpected.update(rf"^{re.escape(name)}\." for name in chosen)
+        model._keys_to_ignore_on_load_unexpected.update(rf"^{re.escape(name)}\." for name in emptied)
+
+
+def _empty_out(model: nn.Module, chosen: set[str], tensors: Tensors) -> set[str]:
+    """Make products hollow, experts all at once; return the names of their modules."""
+    found = all_products(model)
+    names = {each.owner if isinstance(each := found[name], experts.Part) else name for name in chosen}
+    for name in names:
+        module = model.get_submodule(name)
+        if type(module) is nn.Linear:
+            put(model, name, Hollow(module))
+        else:
+            experts.hollow_out(name, module, tensors.sources)
+    return names

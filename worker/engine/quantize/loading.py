@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 
 from worker.engine import parallel
-from worker.engine.quantize import apply, awq, cache, checkpoint, compressed, gptq, hollow, own, sampled
+from worker.engine.quantize import (
+    apply,
+    awq,
+    cache,
+    checkpoint,
+    compressed,
+    filling,
+    gptq,
+    hollow,
+    own,
+    sampled,
+)
 from worker.engine.quantize.recipe import Recipe
 from worker.engine.quantize.tensors import Tensors
 from worker.engine.quantize.weights import GroupedWeight
@@ -71,9 +82,8 @@ def load(
         del config.quantization_config
         options = options | share | {"config": config}
         model, tensors = hollow.load(auto, location, options, checkpoint.choose(layout), pickles=False)
-        for name, linear in list(model.named_modules()):
-            if isinstance(linear, hollow.Hollow):
-                apply.fill(model, {name: checkpoint.unpack(layout, tensors, name)})
+        for names in hollow.empty(model).values():
+            filling.fill(model, {name: checkpoint.unpack(layout, tensors, name) for name in names})
     tensors.close()
     return model
 
@@ -97,7 +107,7 @@ def _by_recipe(
             # A share cannot run by itself: one rank makes it with a whole model, while the others wait here.
             weights = _quantised_whole(load_whole, recipe)
             entry.write(weights)
-    apply.fill(model, weights)
+    filling.fill(model, weights)
 
 
 def _quantised_whole(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker.engine.quantize import checkpoint, gguf_q4, hollow, loading
+from worker.engine.quantize import checkpoint, experts, gguf_q4, hollow, loading, turns
 from worker.engine.quantize.recipe import fitting_group
 from worker.engine.quantize.tensors import Tensors
 from worker.engine.quantize.weights import Bits
@@ -24,7 +24,8 @@ class Kept:
 def kept(
     model: Any, config: Any, wanted: EngineConfig, files: Sequence[Path], gguf: Path | None
 ) -> dict[str, Kept]:
-    """Return what the products of a model on the meta device are kept as, by name; not those that stay.
+    """Return what the products of a model on the meta device are kept as, by name, experts by that of their
+    parameter; not those that stay.
 
     `files` are the safetensors of its checkpoint; without any, a checkpoint is taken to be quantised as its
     config says, in all of its layers. Raises ValueError for a layout that is not ours to read.
@@ -41,20 +42,29 @@ def kept(
         found = _of_checkpoint(model, loading.layout_of(stored), files)
     else:
         found = _by_recipe(model, wanted) if ours else {}
-    products = {name: Kept(bits, nbytes) for name, (bits, nbytes) in found.items()}
+    products = {name: Kept(bits, nbytes) for name, (bits, nbytes) in _together(model, found).items()}
     return products | (_head(model) if wanted.quantize_head == "int8" else {})
+
+
+def _together(model: Any, found: dict[str, tuple[Bits, int]]) -> dict[str, tuple[Bits, int]]:
+    """Return the same with all experts of a parameter under its name."""
+    parts, together = experts.parts(model), dict[str, tuple[Bits, int]]()
+    for name, (bits, nbytes) in found.items():
+        key = f"{parts[name].owner}.{parts[name].parameter}" if name in parts else name
+        together[key] = bits, nbytes + together.get(key, (bits, 0))[1]
+    return together
 
 
 def _of_checkpoint(
     model: Any, layout: checkpoint.Layout, files: Sequence[Path]
 ) -> dict[str, tuple[Bits, int]]:
-    linears = hollow.linears(model)
+    products = hollow.all_products(model)
     names = set(hollow.products(model))
     if files:
         with closing(Tensors(files)) as tensors:
             names = checkpoint.choose(layout)(tensors, model)
     return {
-        name: checkpoint.unpacked_bytes(layout, linears[name].out_features, linears[name].in_features)
+        name: checkpoint.unpacked_bytes(layout, products[name].out_features, products[name].in_features)
         for name in names
     }
 
@@ -62,7 +72,7 @@ def _of_checkpoint(
 def _by_recipe(model: Any, wanted: EngineConfig) -> dict[str, tuple[Bits, int]]:
     recipe = loading.recipe_of(wanted)
     groups = {
-        name: (each, recipe.group_of(each.in_features)) for name, each in hollow.products(model).items()
+        name: (each, recipe.group_of(each.in_features)) for name, each in turns.fitting(model, recipe).items()
     }
     return {
         name: (recipe.bits, _grouped_bytes(linear, recipe.bits, group))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jobs import tokens
-from worker.engine.quantize import hollow
+from worker.engine.quantize import experts, hollow, int_experts
 from worker.engine.quantize.tensors import Tensors
 
 _SEQUENCES, _LENGTH = 16, 128
@@ -56,10 +56,15 @@ class _Reading(nn.Module):
 
 @contextmanager
 def _read_when_called(model: Any, tensors: Tensors) -> Iterator[None]:
-    empty = {name: each for name, each in hollow.linears(model).items() if type(each) is hollow.Hollow}
+    empty: dict[str, Any] = {}
+    empty |= {name: each for name, each in hollow.linears(model).items() if type(each) is hollow.Hollow}
+    empty |= {name: each for name, each in experts.modules(model).items() if experts.is_hollow(each)}
     try:
         for name, each in empty.items():
-            hollow.put(model, name, _Reading(tensors, name, each.bias))
+            if type(each) is hollow.Hollow:
+                hollow.put(model, name, _Reading(tensors, name, each.bias))
+            else:
+                hollow.put(model, name, int_experts.ReadExperts(each, tensors, model))
         yield
     finally:
         for name, each in empty.items():

@@ -3,18 +3,26 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from worker.engine.quantize.merging import Source
+
 
 class Tensors:
-    """What lies in safetensors files. Others have none, as far as this goes."""
+    """What lies in safetensors files. Others have none, as far as this goes.
+
+    `sources` tells what makes a model's merged weights, `joined` which quantised weights make one of its own.
+    """
 
     def __init__(self, files: Sequence[str | Path]) -> None:
         self.files = [Path(file) for file in files]
         self.metadata: dict[str, str] = {}
+        self.sources: dict[str, Source] = {}
+        self.joined: dict[str, list[str]] = {}
         self._opened = ExitStack()
         self._where: dict[str, Any] = {}
         for file in self.files:

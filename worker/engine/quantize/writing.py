@@ -13,10 +13,10 @@ from transformers import AutoConfig, AutoTokenizer
 
 from jobs import errors
 from worker.engine import heads, loader, precision
-from worker.engine.quantize import apply, hollow, own, sampled
-from worker.engine.quantize.apply import Progress
+from worker.engine.quantize import apply, experts, hollow, own, sampled
 from worker.engine.quantize.recipe import Recipe
 from worker.engine.quantize.tensors import Tensors
+from worker.engine.quantize.turns import Progress
 from worker.engine.source import locate
 from worker.engine.types import EngineConfig
 
@@ -82,9 +82,7 @@ def sequences(ids: list[int]) -> Tensor:
 
 def _save(made: Path, tensors: Tensors, weights: dict[str, Any], recipe: Recipe) -> None:
     """Write the weights, and all else as it is in the source."""
-    full = {f"{name}.weight" for name in weights}
-    if missing := sorted(full - set(tensors.names)):
-        raise ValueError(f"{missing[0]} is not in its safetensors by this name")
+    full = {whole for name in weights for whole in _full(tensors, name)}
     others = {name: tensors.read(name) for name in tensors.names if name not in full}
     save_file(others | own.tensors_of(weights), made / "model.safetensors", {"format": "pt"})
     source = tensors.files[0].parent
@@ -97,6 +95,17 @@ def _save(made: Path, tensors: Tensors, weights: dict[str, Any], recipe: Recipe)
     facts = json.loads((made / "config.json").read_text())
     facts["quantization_config"] = own.config_of(recipe)
     (made / "config.json").write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def _full(tensors: Tensors, name: str) -> list[str]:
+    """Return the names of the full weights that a quantised one replaces; raises ValueError."""
+    if f"{name}.weight" in tensors:
+        return [f"{name}.weight"]
+    owner, parameter = experts.weight_of(name)
+    source = tensors.sources.get(f"{owner}.{parameter}")
+    if source is None:
+        raise ValueError(f"{name}.weight is not in its safetensors by this name")
+    return source.all_names
 
 
 def _hidden(inside: Path) -> bool:

@@ -73,4 +73,4 @@ def greedy(model: Any, ids: list[int], count: int) -> list[int]:
 
 
 def _is_product(name: str) -> bool:
-    return ".layers." in name and name.endswith("proj.weight")
+    return ".layers." in name and name.endswith(("proj.weight", "w1.weight", "w2.weight", "w3.weight"))

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from jobs import errors
 from tests.unit.engine import architectures
-from tests.unit.engine.quantize import checkpoints
+from tests.unit.engine.quantize import checkpoints, mixtures
 from tests.unit.engine.quantize.test_checkpoint import COMPRESSED, KINDS
 from tests.unit.engine.quantize.test_gguf import write as write_gguf
 from worker.engine import EngineConfig, footprint, loader
@@ -62,6 +62,21 @@ def test_a_head_of_8_bits_beside_the_embeddings_it_shared(tiny_path: Path, tmp_p
     model.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(tiny_path).save_pretrained(tmp_path)
     check(tmp_path, replace(CPU, quantize_head="int8"))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"), [("mixtral", {"quantize": "int4"}), ("gpt_oss", {"quantize": "int8"})]
+)
+def test_experts(name: str, fields: dict[str, Any], tiny_path: Path, tmp_path: Path) -> None:
+    source = mixtures.write(name, tiny_path, tmp_path / "whole")
+    check(source, replace(CPU, quantize_method="rtn", quantize_group=32, **fields))
+
+
+def test_experts_that_come_quantised(tiny_path: Path, tmp_path: Path) -> None:
+    config, pack, how = KINDS["compressed"]
+    source = mixtures.write("mixtral", tiny_path, tmp_path / "whole")
+    checkpoints.write(source, tmp_path / "model", config, pack, **how)
+    check(tmp_path / "model")
 
 
 @pytest.mark.parametrize("kind", KINDS)
