@@ -13,13 +13,13 @@ _TRIES = 5
 _ROW = 1024
 
 
-def read_bytes_per_second(size: int = _BYTES) -> float:
-    """Return how fast torch's threads read so many bytes that lie in a row: the best of a few tries.
+def read_bytes_per_second() -> float:
+    """Return how fast torch's threads read a GiB that lies in a row: the best of a few tries.
 
-    Sums and products with a vector, of which one or the other is the faster on a CPU. Fewer bytes than a
-    cache holds would be read from that.
+    Sums and products with a vector, of which one or the other is the faster on a CPU. It is more than caches
+    hold.
     """
-    numbers = torch.ones(size // 4 // _ROW, _ROW)
+    numbers = torch.ones(_BYTES // 4 // _ROW, _ROW)
     vector, out = torch.ones(_ROW), torch.empty(numbers.shape[0])
     ways = (lambda: numbers.sum(), lambda: torch.mv(numbers, vector, out=out))
     return numbers.nbytes / min(_seconds(way) for way in ways for _ in range(_TRIES))

@@ -20,9 +20,9 @@ def layer_error(full: Any, model: Any, ids: list[int]) -> dict[str, float]:
     `full` is the same model without, which runs over windows spread evenly over a text.
     """
     sums: dict[str, tuple[float, float]] = {}
-    step = max(1, (len(ids) - _LENGTH) // _WINDOWS)
+    room = max(0, len(ids) - _LENGTH)
     with _watched(full, model, sums):
-        for start in range(0, min(_WINDOWS * step, len(ids)), step):
+        for start in sorted({room * i // _WINDOWS for i in range(_WINDOWS)}):
             full.base_model(input_ids=torch.tensor([ids[start : start + _LENGTH]]), use_cache=False)
     errors = [math.sqrt(wrong / whole) for wrong, whole in sums.values()]
     return {"mean": round(sum(errors) / len(errors), 5), "greatest": round(max(errors), 5)}

@@ -4,6 +4,7 @@ Each figure is the growth over a process that has imported everything and has ru
 """
 
 import json
+import mmap
 import subprocess
 import sys
 import tempfile
@@ -54,33 +55,32 @@ def main() -> None:
 
 
 def _taken(source: str, config: dict[str, Any], quantized: str) -> dict[str, int]:
+    from transformers.utils import logging
+
     from worker.engine.quantize import cache
     from worker.engine.tiny import tiny_model
 
+    logging.disable_progress_bar()
     wanted = EngineConfig(**config | {"preferred_batch_sizes": tuple(config["preferred_batch_sizes"])})
     with tempfile.TemporaryDirectory() as scratch:
-        _run(str(tiny_model(scratch)), FULL).close()
+        engine = Engine.load(str(tiny_model(scratch)), FULL)
+        _make_a_token(engine)
+        engine.close()
     cache.directory = lambda: Path(quantized)
     before = _resident_bytes()
     child.forget_peak()
     engine = Engine.load(source, wanted)
     peak = child.peak_bytes()
-    _token(engine)
+    _make_a_token(engine)
     return {"resident_bytes": _resident_bytes() - before, "peak_load_bytes": peak - before}
 
 
-def _run(source: str, config: EngineConfig) -> Engine:
-    engine = Engine.load(source, config)
-    _token(engine)
-    return engine
-
-
-def _token(engine: Engine) -> None:
+def _make_a_token(engine: Engine) -> None:
     list(engine.generate([Request("0", _PROMPT, Sampling(1, temperature=0, ignore_eos=True))]))
 
 
 def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 if __name__ == "__main__":

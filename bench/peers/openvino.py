@@ -1,7 +1,7 @@
 """OpenVINO GenAI's continuous batching with prefix caching, in fp32. Runs in .longhaul/peers/openvino.
 
-With `weights` int8 or int4 (groups of 64, with zero points; the head in 8 bits) it computes in what it takes
-for the fastest on this CPU. The model is exported once, next to the virtual environment.
+With `weights` int8 or int4 (groups of 64, with zero points; the head in 8 bits) it computes in what it
+chooses itself, and so keeps keys and values. The model is exported once, next to the virtual environment.
 """
 
 import shutil
