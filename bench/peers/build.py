@@ -16,6 +16,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 VENVS = HERE.parents[1] / ".longhaul" / "peers"
 NAMES = ("vllm", "openvino", "llamacpp")
+_FLAGS = {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"}
+"""For llama.cpp, which is no wheel: this CPU's instructions, and nothing for images."""
 
 
 def main() -> None:
@@ -49,7 +51,7 @@ def build(name: str) -> None:
 
 
 def _run(*command: str | Path) -> None:
-    if subprocess.run([str(part) for part in command], check=False).returncode:
+    if subprocess.run([str(part) for part in command], check=False, env=_FLAGS | os.environ).returncode:
         sys.exit(f"'{' '.join(map(str, command))}' failed")
 
 

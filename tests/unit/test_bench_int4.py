@@ -69,6 +69,12 @@ def test_the_default_is_what_the_setting_takes() -> None:
         assert not found.is_default
 
 
+def test_integers_of_one_format_are_timed_once() -> None:
+    made = [int4_subjects.Subject(name, 64, "", FULL) for name in int4_subjects.METHODS]
+    assert [each.format for each in made] == [("int8", 64), *[("int4", 64)] * 3, ("gguf", 64)]
+    assert int4_subjects.Subject("int4", 32, "", FULL).format == ("int4", 32)
+
+
 def test_a_worker_loads_a_subject_as_the_bench_does() -> None:
     with int4_subjects.subject("int4-rtn", 128, "source", "", "int8") as found:
         assert replace(FULL, **found.settings) == found.config
