@@ -23,13 +23,14 @@ _PROMPT = [1, 2, 3]
 def measure(found: Subject) -> dict[str, int]:
     """Return `resident_bytes` after a token was made, and `peak_load_bytes` while the model was loaded.
 
-    A model that is quantised when it is loaded is so for the peak; for what stays it comes from the disk, as
-    ever after.
+    `resident_file_bytes` of the former are pages of the checkpoint's files, which the system takes back when
+    memory is short. The peak is of the first load, which may quantise; what stays is measured when the
+    result comes from the disk, as ever after.
     """
     with tempfile.TemporaryDirectory() as scratch:
         first = _in_child(found, scratch)
         again = _in_child(found, scratch) if found.quantised_at_load else first
-    return {"resident_bytes": again["resident_bytes"], "peak_load_bytes": first["peak_load_bytes"]}
+    return again | {"peak_load_bytes": first["peak_load_bytes"]}
 
 
 def fp32(source: str) -> dict[str, int]:
@@ -67,20 +68,27 @@ def _taken(source: str, config: dict[str, Any], quantized: str) -> dict[str, int
         _make_a_token(engine)
         engine.close()
     cache.directory = lambda: Path(quantized)
-    before = _resident_bytes()
+    before, files_before = _resident_bytes()
     child.forget_peak()
     engine = Engine.load(source, wanted)
     peak = child.peak_bytes()
     _make_a_token(engine)
-    return {"resident_bytes": _resident_bytes() - before, "peak_load_bytes": peak - before}
+    resident, files = _resident_bytes()
+    return {
+        "resident_bytes": resident - before,
+        "resident_file_bytes": files - files_before,
+        "peak_load_bytes": peak - before,
+    }
 
 
 def _make_a_token(engine: Engine) -> None:
     list(engine.generate([Request("0", _PROMPT, Sampling(1, temperature=0, ignore_eos=True))]))
 
 
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+def _resident_bytes() -> tuple[int, int]:
+    """Return resident memory, and how much of it are pages of files."""
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return resident * mmap.PAGESIZE, shared * mmap.PAGESIZE
 
 
 if __name__ == "__main__":
