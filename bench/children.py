@@ -115,16 +115,19 @@ class Child:
         return self.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
 
     def _end(self) -> None:
-        if self._process is None:
+        process = self._process
+        if process is None:
             return
-        assert self._process.stdin is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            process.stdin.close()
         try:
-            self._process.wait(timeout=20)
+            process.wait(timeout=20)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            process.kill()
+            process.wait()
+        process.stdout.close()
 
 
 def interpreter(name: str) -> Path:

@@ -1,7 +1,5 @@
 """Peers of the benchmarks compute what we do: where they are installed (`make bench-peers`)."""
 
-from pathlib import Path
-
 import pytest
 
 from bench import int4_speed
@@ -47,7 +45,7 @@ def _installed(name: str) -> Child:
         interpreter(int4_speed.PEERS[name].engine)
     except ChildFailed as error:
         pytest.skip(str(error))
-    return int4_speed.child(name, str(Path(smollm2.ensure())), 1)
+    return int4_speed.child(name, str(smollm2.ensure()), 1)
 
 
 def _same(ours: list[list[int]], theirs: list[list[int]]) -> float:

@@ -176,12 +176,13 @@ def test_the_command_prints_a_line_for_each_method(
 @pytest.mark.timeout(1200)
 def test_the_whole_command_measures_the_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    command = ["--method", "int4", "--group", "64", "--tokens", "511", "--repeats", "1", "--no-agreement"]
+    command = ["--method", "int4", "--group", "64", "--tokens", "511", "--repeats", "1"]
+    command += ["--no-agreement", "--no-peers"]
     done = CliRunner().invoke(int4.main, [*command, "--threads", "1", "--json"], catch_exceptions=False)
     (line,) = [json.loads(line) for line in done.stdout.splitlines()]
     assert line["default"] is True
     assert line["perplexity"] < 1.3 * line["perplexity_fp32"]
     assert line["linear_bytes_ratio_fp16"] <= 0.30
     assert set(line["tokens_per_second"]) == set(line["fp32_tokens_per_second"]) == {"1", "8", "64"}
-    assert line["resident_bytes"] < line["resident_bytes_fp32"]
-    assert set(line.get("peer_tokens_per_second", {})) <= set(int4_speed.PEERS)
+    assert line["resident_bytes"] < line["resident_bytes_fp32"] / 2
+    assert line["peak_load_bytes"] > line["resident_bytes"]
