@@ -52,7 +52,7 @@ format: bootstrap ## let ruff put the format right
 bench: model ## the system's own cost: lines per second and peak memory with an engine that echoes
 	@$(PY) -m bench.system --json $(ARGS)
 
-bench-peers: bootstrap ## install the engines that bench/engine.py compares ours with (ARGS=vllm for one)
+bench-peers: bootstrap ## install the engines that ours is measured beside (ARGS=vllm for one)
 	@$(PY) -m bench.peers.build $(ARGS)
 
 bootstrap: ## make or repair .venv

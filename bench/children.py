@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 VENVS = ROOT / ".longhaul" / "peers"
 OURS = "longhaul"
 PEERS = ("vllm", "openvino", "hf", "fallback")
-_OWN_VENV = {"vllm", "openvino"}
+_OWN_VENV = {"vllm", "openvino", "llamacpp"}
 _LOAD_SECONDS = 900.0
 _RUN_SECONDS = 3600.0
 _TAIL_BYTES = 2000
@@ -46,13 +46,17 @@ class Run:
 class Child:
     """One engine in a process of its own. A context manager: it is loaded on entry and ended on exit.
 
-    Everything but its answers goes to `log`. Raises ChildFailed, with the end of the log.
+    `more` is what else bench/peers/<name>.py reads. Everything but its answers goes to `log`, which has
+    `label` in its name where several of one engine run. Raises ChildFailed, with the end of the log.
     """
 
-    def __init__(self, name: str, model: Path, threads: int = 2) -> None:
+    def __init__(
+        self, name: str, model: Path, threads: int = 2, label: str | None = None, **more: Any
+    ) -> None:
         self.name = name
-        self.log = VENVS / "logs" / f"{name}-{os.getpid()}.log"
-        self._configuration: dict[str, Any] = {"model": str(model), "threads": threads}
+        self.label = label or name
+        self.log = VENVS / "logs" / f"{self.label}-{os.getpid()}.log"
+        self._configuration: dict[str, Any] = {"model": str(model), "threads": threads} | more
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> "Child":
@@ -104,23 +108,26 @@ class Child:
             late.cancel()
         answer: dict[str, Any] = json.loads(line) if line else {"error": f"ended with {process.wait()}"}
         if "error" in answer:
-            raise ChildFailed(f"{self.name}: {answer['error']}\n{self._tail()}\n(all of it: {self.log})")
+            raise ChildFailed(f"{self.label}: {answer['error']}\n{self._tail()}\n(all of it: {self.log})")
         return answer
 
     def _tail(self) -> str:
         return self.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
 
     def _end(self) -> None:
-        if self._process is None:
+        process = self._process
+        if process is None:
             return
-        assert self._process.stdin is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            process.stdin.close()
         try:
-            self._process.wait(timeout=20)
+            process.wait(timeout=20)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            process.kill()
+            process.wait()
+        process.stdout.close()
 
 
 def interpreter(name: str) -> Path:

@@ -1,126 +1,144 @@
 """Weights of 4 and 8 bits beside those of 32: how much worse, how much smaller and how much faster.
 
-`perplexity` is of the standard library's docstrings, half of which are kept to calibrate by;
-`greedy_agreement` is over the float32 model's own continuations of HumanEval's prompts. `int4` is the method
-of LONGHAUL_QUANTIZE, and `default` the group of it that is taken when none is said. Speeds are medians of
-alternating runs.
+A line for each method and group. `int4` is the method of LONGHAUL_QUANTIZE, and `default` the group of it
+that is taken when none is said. `perplexity` is of the standard library's docstrings, half of which are kept
+to calibrate by; `greedy_agreement` over the float32 model's own continuations of HumanEval's prompts;
+`layer_error` of each product's outputs, over a few windows of the docstrings measured by. Speeds are medians
+of alternating runs, and are measured once for methods whose integers have the same format.
+`bandwidth_limit_tokens_per_second` is what one request at a time would get if a step did nothing but read
+the weights from memory; where a cache holds them, more is possible.
 """
 
 import json
-import statistics
-import tempfile
+import os
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
+import torch
 
+from bench import bandwidth, int4_memory, int4_speed
 from bench import int4_quality as quality
-from worker.engine import Engine, EngineConfig, Request, Sampling, loader, smollm2
-from worker.engine.quantize import writing
-from worker.engine.quantize.recipe import Recipe
+from bench.children import ChildFailed
+from bench.int4_layers import layer_error
+from bench.int4_subjects import FULL, METHODS, Subject, groups, subject
+from worker.engine import Engine, loader, smollm2
+from worker.engine.quantize.recipe import GROUPS
 
-FULL = EngineConfig(device="cpu", dtype="float32", kv_memory_bytes=1 << 30)
-_DEFAULT_GROUP = FULL.quantize_group
-METHODS = ("int8", "int4-rtn", "int4", "int4-calibrated", "gguf")
-_BATCH_SIZES = (1, 8, 64)
-_GROUPS = (32, 64, 128)
-_PROMPT_TOKENS, _OUTPUT_TOKENS, _WARM_UP_TOKENS = 32, 64, 4
 _EMBEDDED = {"int8", "int4-rtn", "int4"}
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model by a method: where it lies, and how an engine is to load it."""
-
-    method: str
-    group: int | None
-    source: str
-    config: EngineConfig
+_CORES = len(os.sched_getaffinity(0))
 
 
 @click.command()
 @click.option("--method", "methods", type=click.Choice(METHODS), multiple=True, default=METHODS)
-@click.option("--group", "groups", type=click.Choice([str(g) for g in _GROUPS]), multiple=True)
+@click.option("--group", "wanted", type=click.Choice([str(g) for g in sorted(GROUPS)]), multiple=True)
 @click.option("--tokens", type=click.IntRange(min=1), default=50_000, show_default=True, help="Of the text.")
-@click.option("--speed/--no-speed", default=True, help="Also measure tokens a second.")
+@click.option("--quality/--no-quality", "judged", default=True, help="Measure perplexity and layers.")
 @click.option("--agreement/--no-agreement", default=True, help="Also measure agreement on HumanEval.")
+@click.option("--memory/--no-memory", default=True, help="Also measure resident memory.")
+@click.option("--speed/--no-speed", default=True, help="Also measure tokens a second.")
+@click.option("--peers/--no-peers", default=True, help="Beside the peers that are installed.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Of a speed.")
+@click.option("--threads", type=click.IntRange(min=1), default=_CORES, show_default=True)
+@click.option("--head", type=click.Choice(["keep", "int8"]), default="keep", help="LONGHAUL_QUANTIZE_HEAD.")
+@click.option(
+    "--model",
+    type=click.Path(exists=True, file_okay=False),
+    help=f"Directory of a model; {smollm2.NAME} when left out, whose GGUF file alone is known.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines and nothing else.")
 def main(
     methods: tuple[str, ...],
-    groups: tuple[str, ...],
-    tokens: int,
-    speed: bool,
-    agreement: bool,
-    repeats: int,
+    wanted: tuple[str, ...],
+    model: str | None,
+    head: str,
     as_json: bool,
+    peers: bool,
+    threads: int,
+    **parts: Any,
 ) -> None:
     """Measure what quantised weights cost and gain, with SmolLM2-135M-Instruct."""
-    source = str(smollm2.ensure(report=True))
-    measured, held_out = quality.docstrings()
-    whole = loader.load(source, FULL)
-    ids = whole.tokenizer(measured, verbose=False).input_ids
-    facts: dict[str, Any] = {"perplexity_fp32": round(quality.perplexity(whole.model, ids, tokens), 4)}
-    spoken = _spoken(source) if agreement else []
-    if spoken:
-        facts["humaneval_log_likelihood_fp32"] = quality.agreement(whole.model, spoken)[
-            "humaneval_log_likelihood"
-        ]
-    del whole
-    for name in methods:
-        for group in _groups(name, groups):
-            with subject(name, group, source, held_out) as found:
-                line = _quality(found, ids, tokens, spoken) | facts
-                if speed:
-                    line |= speeds(found, source, repeats)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # heard by the loader, and by what is measured in children
+    torch.set_num_threads(threads)
+    with_gguf = model is None
+    found_peers = int4_speed.installed(with_gguf) if peers and parts["speed"] else []
+    bench = _Bench(model or str(smollm2.ensure(report=True)), threads, found_peers, **parts)
+    try:
+        for method in methods:
+            for group in groups(method, wanted) if with_gguf or method != "gguf" else []:
+                with subject(method, group, bench.source, bench.held_out, head) as found:
+                    line = bench.line(found)
                 click.echo(json.dumps(line) if as_json else "  ".join(f"{k} {v}" for k, v in line.items()))
+    except ChildFailed as error:
+        sys.exit(f"longhaul: {error}")
 
 
-def _groups(method: str, wanted: tuple[str, ...]) -> list[int]:
-    if method == "gguf":
-        return [32]
-    chosen = [int(group) for group in wanted]
-    return chosen or ([_DEFAULT_GROUP] if method == "int8" else list(_GROUPS))
+@dataclass
+class _Bench:
+    """What is measured, by parts, and what of the float32 model is measured once."""
 
+    source: str
+    threads: int
+    peers: list[str]
+    judged: bool
+    agreement: bool
+    memory: bool
+    speed: bool
+    tokens: int
+    repeats: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    spoken: list[Any] = field(default_factory=list)
+    speeds: dict[Any, dict[str, Any]] = field(default_factory=dict)
 
-@contextmanager
-def subject(method: str, group: int, source: str, text: str) -> Iterator[Subject]:
-    """Make a model by a method; it is gone at the end."""
-    config = replace(FULL, quantize_group=group)
-    if method == "gguf":
-        yield Subject(method, group, str(smollm2.wheel_gguf()), FULL)
-    elif method == "int4-calibrated":
-        with tempfile.TemporaryDirectory() as scratch:
-            target = Path(scratch) / "model"
-            writing.write(source, target, Recipe(4, group, "calibrated"), text, FULL, lambda *_: None)
-            yield Subject(method, group, str(target), FULL)
-    else:
-        config = replace(config, quantize="int8" if method == "int8" else "int4")
-        yield Subject(method, group, source, replace(config, quantize_method=_method(method)))
+    def __post_init__(self) -> None:
+        measured, self.held_out = quality.docstrings()
+        self.full = loader.load(self.source, FULL)
+        self.ids = self.full.tokenizer(measured, verbose=False).input_ids
+        self.facts["memory_bytes_per_second"] = round(bandwidth.read_bytes_per_second())
+        self.facts["bandwidth_limit_tokens_per_second_fp32"] = self._limit(self.full.model)
+        if self.judged:
+            perplexity = quality.perplexity(self.full.model, self.ids, self.tokens)
+            self.facts["perplexity_fp32"] = round(perplexity, 4)
+        if self.agreement:
+            self.spoken = _spoken(self.source)
+            agreed = quality.agreement(self.full.model, self.spoken)
+            self.facts["humaneval_log_likelihood_fp32"] = agreed["humaneval_log_likelihood"]
+        if self.memory:
+            numbers = sum(each.numel() for each in self.full.model.parameters())
+            self.facts |= {"model_bytes_fp16": 2 * numbers, **int4_memory.fp32(self.source)}
 
+    def line(self, found: Subject) -> dict[str, Any]:
+        """Return all that is to be measured of a subject."""
+        line = {"method": found.method, "group": found.group, "default": found.is_default}
+        line |= self._loaded(found)
+        if self.memory:
+            line |= int4_memory.measure(found)
+        if self.speed:
+            if found.format not in self.speeds:
+                self.speeds[found.format] = int4_speed.measure(
+                    found, self.source, self.peers, self.repeats, self.threads
+                )
+            line |= self.speeds[found.format]
+        return line | self.facts
 
-def _method(name: str) -> Any:
-    return "rtn" if name == "int4-rtn" else FULL.quantize_method
+    def _loaded(self, found: Subject) -> dict[str, Any]:
+        """Return what is measured of the model in this process; it is gone afterwards."""
+        started = time.perf_counter()
+        model = loader.load(found.source, found.config).model
+        line: dict[str, Any] = {"load_seconds": round(time.perf_counter() - started, 1)}
+        line["linear_bytes_ratio_fp16"] = round(quality.linear_bytes_ratio(model), 4)
+        line["bandwidth_limit_tokens_per_second"] = self._limit(model)
+        if self.judged:
+            line["perplexity"] = round(quality.perplexity(model, self.ids, self.tokens), 4)
+            line["layer_error"] = layer_error(self.full.model, model, self.ids)
+            line |= _embedding(found)
+        return line | (quality.agreement(model, self.spoken) if self.spoken else {})
 
-
-def _quality(found: Subject, ids: list[int], tokens: int, spoken: list[Any]) -> dict[str, Any]:
-    started = time.perf_counter()
-    model = loader.load(found.source, found.config).model
-    seconds = time.perf_counter() - started
-    return {
-        "method": found.method,
-        "group": found.group,
-        "default": found.method == "int4" and found.group == _DEFAULT_GROUP,
-        "perplexity": round(quality.perplexity(model, ids, tokens), 4),
-        "linear_bytes_ratio_fp16": round(quality.linear_bytes_ratio(model), 4),
-        "load_seconds": round(seconds, 1),
-        **(quality.agreement(model, spoken) if spoken else {}),
-        **_embedding(found),
-    }
+    def _limit(self, model: Any) -> float:
+        return round(self.facts["memory_bytes_per_second"] / bandwidth.step_bytes(model), 1)
 
 
 def _embedding(found: Subject) -> dict[str, float]:
@@ -128,15 +146,7 @@ def _embedding(found: Subject) -> dict[str, float]:
     path = quality.embedder()
     if path is None or found.method not in _EMBEDDED:
         return {}
-    made = []
-    for config in (FULL, found.config):
-        loaded = loader.load(str(path), replace(config, task="embed"))
-        made.append(quality.embeddings(loaded.model, loaded.tokenizer))
-    cosines = (made[0] * made[1]).sum(1)
-    return {
-        "embedding_cosine": round(float(cosines.mean()), 5),
-        "embedding_cosine_least": round(float(cosines.min()), 5),
-    }
+    return quality.cosines(Path(path), FULL, found.config)
 
 
 def _spoken(source: str) -> list[tuple[list[int], list[int]]]:
@@ -145,35 +155,6 @@ def _spoken(source: str) -> list[tuple[list[int], list[int]]]:
         return quality.continuations(engine)
     finally:
         engine.close()
-
-
-def speeds(found: Subject, source: str, repeats: int) -> dict[str, dict[str, float]]:
-    """Return output tokens a second by batch size, and those of the float32 model beside it."""
-    rates: dict[str, dict[str, float]] = {"tokens_per_second": {}, "fp32_tokens_per_second": {}}
-    for size in _BATCH_SIZES:
-        engines = [
-            Engine.load(where, replace(config, max_running=size))
-            for where, config in ((found.source, found.config), (source, FULL))
-        ]
-        try:
-            for engine in engines:
-                _rate(engine, size, _WARM_UP_TOKENS)
-            turns = [[_rate(engine, size, _OUTPUT_TOKENS) for engine in engines] for _ in range(repeats)]
-        finally:
-            for engine in engines:
-                engine.close()
-        for name, measured in zip(rates, zip(*turns, strict=True), strict=True):
-            rates[name][str(size)] = round(statistics.median(measured), 1)
-    return rates
-
-
-def _rate(engine: Engine, size: int, tokens: int) -> float:
-    engine.forget_prefixes()  # type: ignore[attr-defined]
-    wanted = Sampling(tokens, temperature=0, ignore_eos=True)
-    asked = [Request(str(i), [i + 100, *range(200, 199 + _PROMPT_TOKENS)], wanted) for i in range(size)]
-    started = time.perf_counter()
-    done = list(engine.generate(asked))
-    return sum(len(completion.token_ids) for completion in done) / (time.perf_counter() - started)
 
 
 if __name__ == "__main__":

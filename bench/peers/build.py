@@ -2,7 +2,8 @@
 
 Without dependencies: the lists are complete, and leave out torchvision, torchaudio and torchcodec. Language
 models do without them, and builds that do not match torch break the import of everything else. TORCH_INDEX
-names one more package index, as for `make`.
+names one more package index, as for `make`. llama.cpp is compiled for this CPU (ten minutes on one core;
+CMAKE_BUILD_PARALLEL_LEVEL says how many).
 """
 
 import hashlib
@@ -14,7 +15,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 VENVS = HERE.parents[1] / ".longhaul" / "peers"
-NAMES = ("vllm", "openvino")
+NAMES = ("vllm", "openvino", "llamacpp")
+_FLAGS = {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"}
+"""For llama.cpp, which is no wheel: this CPU's instructions, and nothing for images."""
 
 
 def main() -> None:
@@ -48,7 +51,7 @@ def build(name: str) -> None:
 
 
 def _run(*command: str | Path) -> None:
-    if subprocess.run([str(part) for part in command], check=False).returncode:
+    if subprocess.run([str(part) for part in command], check=False, env=_FLAGS | os.environ).returncode:
         sys.exit(f"'{' '.join(map(str, command))}' failed")
 
 

@@ -53,23 +53,23 @@ def serve(load: Callable[[dict[str, Any]], Callable[[Workload], Ran]]) -> None:
 
 
 def _measured(run: Callable[[Workload], Ran], workload: Workload) -> dict[str, Any]:
-    _forget_peak()
+    forget_peak()
     started = time.perf_counter()
     ran = run(workload)
     seconds = time.perf_counter() - started
     for index, ((_, wanted), output) in enumerate(zip(workload, ran.outputs, strict=True)):
         if len(output) != wanted:
             raise ValueError(f"request {index} has {len(output)} output tokens instead of {wanted}")
-    return {"seconds": seconds, "peak_bytes": _peak_bytes()} | asdict(ran)
+    return {"seconds": seconds, "peak_bytes": peak_bytes()} | asdict(ran)
 
 
-def _forget_peak() -> None:
+def forget_peak() -> None:
     """Let the peak start anew, so that loading and compiling do not count. Linux; elsewhere it stays."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _peak_bytes() -> int:
-    """Return the largest resident memory since the last `_forget_peak`."""
+def peak_bytes() -> int:
+    """Return the largest resident memory since the last `forget_peak`."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024

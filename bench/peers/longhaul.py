@@ -9,13 +9,17 @@ from jobs.settings import Settings
 from worker.engine import Completion, Engine, Request, Sampling, open_engine
 
 _FEW = 8
-_KV_BYTES = 4 << 30
+_KV_GIB = 4
 
 
 def load(config: dict[str, Any]) -> Callable[[child.Workload], child.Ran]:
-    """Open the engine a worker would open for this model, in fp32; the peers have as much memory for KV."""
-    model = ModelSettings(source=config["model"], dtype="float32")
-    settings = Settings.load(models={"bench": model}, kv_memory_bytes=_KV_BYTES)
+    """Open the engine a worker would open for this model, in fp32; the peers have as much memory for KV.
+
+    `settings` of the model, such as `quantize`, may come with it.
+    """
+    model = ModelSettings(source=config["model"], dtype="float32", **config.get("settings", {}))
+    kv_bytes = config.get("kv_gib", _KV_GIB) << 30
+    settings = Settings.load(models={"bench": model}, kv_memory_bytes=kv_bytes)
     return Runs(open_engine("bench", model, settings))
 
 

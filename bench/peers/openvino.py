@@ -1,6 +1,7 @@
-"""OpenVINO GenAI's continuous batching: fp32, prefix caching. Runs in .longhaul/peers/openvino.
+"""OpenVINO GenAI's continuous batching with prefix caching, in fp32. Runs in .longhaul/peers/openvino.
 
-The model is exported once, next to the virtual environment.
+With `weights` int8 or int4 (groups of 64, with zero points; the head in 8 bits) it computes in what it
+chooses itself, and so keeps keys and values. The model is exported once, next to the virtual environment.
 """
 
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 from bench.peers import child
 
 _KV_GIB = 4
+_GROUP = "64"
 
 
 def load(config: dict[str, Any]) -> Callable[[child.Workload], child.Ran]:
@@ -22,11 +24,12 @@ def load(config: dict[str, Any]) -> Callable[[child.Workload], child.Ran]:
     import openvino_genai
 
     scheduler = openvino_genai.SchedulerConfig()
-    scheduler.cache_size = _KV_GIB
+    scheduler.cache_size = config.get("kv_gib", _KV_GIB)
     scheduler.enable_prefix_caching = True
-    precision = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-    properties = precision | {"INFERENCE_NUM_THREADS": config["threads"]}
-    exported = str(export(Path(config["model"])))
+    weights = config.get("weights", "fp32")
+    full = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"} if weights == "fp32" else {}
+    properties = full | {"INFERENCE_NUM_THREADS": config["threads"]}
+    exported = str(export(Path(config["model"]), weights))
     pipeline = openvino_genai.ContinuousBatchingPipeline(exported, scheduler, "CPU", properties)
 
     def run(workload: child.Workload) -> child.Ran:
@@ -41,22 +44,17 @@ def load(config: dict[str, Any]) -> Callable[[child.Workload], child.Ran]:
     return run
 
 
-def export(model: Path) -> Path:
-    """Return the model in OpenVINO's format with fp32 weights; convert it the first time."""
-    target = Path(sys.prefix).with_name("openvino-models") / model.name
+def export(model: Path, weights: str) -> Path:
+    """Return the model in OpenVINO's format with weights fp32, int8 or int4; convert it the first time."""
+    name = model.name if weights == "fp32" else f"{model.name}-{weights}"
+    target = Path(sys.prefix).with_name("openvino-models") / name
     if not target.is_dir():
-        half = target.with_name(f".{model.name}")
+        half = target.with_name(f".{name}")
         shutil.rmtree(half, ignore_errors=True)
-        command: list[str | Path] = [
-            Path(sys.prefix, "bin", "optimum-cli"),
-            "export",
-            "openvino",
-            "--model",
-            model,
-        ]
-        subprocess.run(
-            [*command, "--task", "text-generation-with-past", "--weight-format", "fp32", half], check=True
-        )
+        program = Path(sys.prefix, "bin", "optimum-cli")
+        wanted = ["--task", "text-generation-with-past", "--weight-format", weights]
+        wanted += ["--group-size", _GROUP, "--ratio", "1.0"] if weights == "int4" else []
+        subprocess.run([program, "export", "openvino", "--model", model, *wanted, half], check=True)
         half.rename(target)
     return target
 

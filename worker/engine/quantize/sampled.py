@@ -36,10 +36,9 @@ def ids(model: Any, tensors: Tensors) -> Tensor:
     with _read_when_called(model, tensors):
         for _ in range(_ROUNDS):
             hidden = model.base_model(input_ids=made, use_cache=False).last_hidden_state[:, :-1]
-            drawn = [
-                torch.multinomial(head(each).float().softmax(-1), 1, generator=chance) for each in hidden
-            ]
-            made = torch.cat([made[:, :1], torch.stack(drawn)[..., 0]], 1)
+            for row, each in zip(made, hidden, strict=True):
+                # In place: small results between them keep large chances' memory from being used again.
+                row[1:] = torch.multinomial(head(each).float().softmax(-1), 1, generator=chance)[:, 0]
     return made
 
 
