@@ -54,7 +54,8 @@ def create_app(settings: Settings, context: Context | None = None) -> FastAPI:
     )
     app.state.context = context
     app.state.large_bodies = asyncio.Semaphore(upload.LARGE_AT_ONCE)
-    app.state.registry = metrics.registry(context.ledger)
+    app.state.readiness = status.Readiness(context)
+    app.state.registry = metrics.registry(context.ledger, settings.namespace)
     app.add_middleware(limits.Limits)
     app.add_middleware(metrics.Requests, registry=app.state.registry)
     shapes.install(app)

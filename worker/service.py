@@ -13,12 +13,14 @@ from threading import Event, Thread
 from typing import Any
 
 from jobs import errors, ids, queue, store, sweeper
-from jobs.ledger import Ledger
+from jobs.ledger import Lease, Ledger
+from jobs.records import ResultRow
 from jobs.settings import Settings
 from worker import engine
 from worker.control import PLANS_AT_ONCE, Control
 from worker.flusher import Flusher
 from worker.held import Held
+from worker.metrics import endpoint, finished, gpu, state
 from worker.puller import Puller
 from worker.watchdog import EXIT_CODE, Watchdog
 
@@ -47,6 +49,8 @@ class Service:
         self._flusher: Flusher | None = None
         self._watchdog = Watchdog(settings.step_timeout_seconds, self._end_hung)
         self._started = time.monotonic()
+        self._registry = endpoint.registry()
+        self._finished = finished.Finished(self._registry)
 
     def start(self) -> None:
         """Start the threads; the model is loaded in the engine's. Returns at once."""
@@ -67,6 +71,7 @@ class Service:
         for name, (call, seconds, until) in every.items():
             Thread(target=self._repeat, args=(call, seconds, until), name=name, daemon=True).start()
         Thread(target=self._guarded, args=(self._control.warm,), name="warm", daemon=True).start()
+        self._serve_metrics()
         target = self._serve if self.settings.served else self._serve_control
         Thread(target=target, name="engine", daemon=True).start()
 
@@ -105,6 +110,7 @@ class Service:
             "state": self._state(),
             "model": self.settings.served,
             "running": len(running),
+            "slots": self._engine.config.max_running if self._engine else None,
             "held": len(self._held),
             "groups": self._puller.groups if self._puller else 0,
             "completed": self._flusher.completed if self._flusher else 0,
@@ -117,6 +123,13 @@ class Service:
         if self._stopping.is_set():
             return "stopped" if self._stopped.is_set() else "draining"
         return "loading" if self.settings.served and self._puller is None else "serving"
+
+    def _serve_metrics(self) -> None:
+        self._registry.register(state.State(self.stats, self.settings.cost_per_hour))
+        cards = gpu.Gpus.found() if self.settings.served and self.settings.device != "cpu" else None
+        if cards is not None:
+            self._registry.register(cards)
+        endpoint.Endpoint(self._registry, self.settings.metrics_host, self.settings.metrics_port)
 
     def _serve(self) -> None:
         name = self.settings.served
@@ -146,7 +159,7 @@ class Service:
     def _pull(self, fingerprint: str) -> None:
         assert self._engine is not None
         self._flusher = Flusher(
-            self.settings, self.ledger, self.store, self._held, fingerprint, self._wake.set
+            self.settings, self.ledger, self.store, self._held, fingerprint, self._wake.set, self._count
         )
         self._flusher.start()
         self._puller = puller = Puller(
@@ -160,6 +173,9 @@ class Service:
                 self._wake.clear()
         self._drain(puller, self._flusher)
         self._engine.close()
+
+    def _count(self, rows: list[ResultRow], leases: list[Lease], refused: int) -> None:
+        self._guarded(lambda: self._finished.count(self.settings.served or "", rows, refused))
 
     def _drain(self, puller: Puller, flusher: Flusher) -> None:
         keep = self.settings.drain_seconds * FLUSH_SHARE

@@ -319,6 +319,8 @@ class Stats:
     preemptions: int = 0
     tokens_recomputed: int = 0
     kv_bytes_in_use: int = 0
+    kv_bytes_budget: int = 0
+    """What `kv_bytes_in_use` may become; 0: not known."""
     kv_host_bytes_in_use: int = 0
     kv_host_evictions: int = 0
     """Prefixes that host memory had no more room for."""
