@@ -24,12 +24,21 @@ PLAN_ATTEMPTS = 5
 
 
 class Control:
-    """Claims units and runs them, from any thread; `on_fed` hears which model got requests."""
+    """Claims units and runs them, from any thread; `on_fed` hears which model got requests.
+
+    `on_ended` hears of each unit that ended, when it began (unix seconds), and the name of what it raised.
+    """
 
     def __init__(
-        self, settings: Settings, ledger: Ledger, store: ObjectStore, on_fed: Callable[[str], None]
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        store: ObjectStore,
+        on_fed: Callable[[str], None],
+        on_ended: Callable[[Unit, float, str | None], None] = lambda unit, began, error: None,
     ) -> None:
-        self._settings, self._ledger, self._store, self._on_fed = settings, ledger, store, on_fed
+        self._settings, self._ledger, self._store = settings, ledger, store
+        self._on_fed, self._on_ended = on_fed, on_ended
         self._held: dict[str, Unit] = {}
         self._lock, self._planners = Lock(), Lock()
 
@@ -45,11 +54,15 @@ class Control:
         unit = self._claim(kind, job_id, besides)
         if unit is None:
             return False
+        began = time.time()
+        failure: str | None = None
         try:
             self._run(unit)
-        except errors.LeaseLost:
+        except errors.LeaseLost as error:
+            failure = type(error).__name__
             log.warning("unit lost", extra=_about(unit))
         except Exception as error:
+            failure = type(error).__name__
             expected = isinstance(error, errors.LonghaulError)
             extra = _about(unit) | {"reason": str(error), "retry_seconds": RETRY_SECONDS}
             log.error("unit failed", extra=extra, exc_info=None if expected else error)
@@ -57,6 +70,7 @@ class Control:
         finally:
             with self._lock:
                 del self._held[unit.token]
+        self._on_ended(unit, began, failure)
         return True
 
     def _claim(self, kind: str | None, job_id: str | None, besides: str | None) -> Unit | None:

@@ -13,10 +13,10 @@ from threading import Event, Thread
 from typing import Any
 
 from jobs import errors, ids, queue, store, sweeper
-from jobs.ledger import Lease, Ledger
+from jobs.ledger import Lease, Ledger, Unit
 from jobs.records import ResultRow
 from jobs.settings import Settings
-from worker import engine
+from worker import engine, spans
 from worker.control import PLANS_AT_ONCE, Control
 from worker.flusher import Flusher
 from worker.held import Held
@@ -39,9 +39,10 @@ class Service:
         self.store = store.open_store(settings)
         self.failed: str | None = None
         self._producer = queue.Producer(settings)
-        self._control = Control(settings, self.ledger, self.store, self._fed)
+        self._spans = spans.open_spans(settings, self.store, self.name)
+        self._control = Control(settings, self.ledger, self.store, self._fed, self._unit_ended)
         self._sweeper = sweeper.Sweeper(settings, self.ledger.redis, self.store)
-        self._held = Held()
+        self._held = Held(self._spans.dropped)
         self._stopping, self._stopped, self._wake = Event(), Event(), Event()
         self._stop_at = float("inf")
         self._engine: engine.Engine | None = None
@@ -51,6 +52,7 @@ class Service:
         self._started = time.monotonic()
         self._registry = endpoint.registry()
         self._finished = finished.Finished(self._registry)
+        self._units_ended = state.units_ended(self._registry)
 
     def start(self) -> None:
         """Start the threads; the model is loaded in the engine's. Returns at once."""
@@ -149,11 +151,13 @@ class Service:
             self._watchdog.close()
             if self.failed:
                 self._guarded(self._save)
+            self._spans.close()
             self._stopped.set()
 
     def _serve_control(self) -> None:
         log.info("serving", extra={"model": None, "worker": self.name})
         self._stopping.wait()
+        self._spans.close()
         self._stopped.set()
 
     def _pull(self, fingerprint: str) -> None:
@@ -163,7 +167,14 @@ class Service:
         )
         self._flusher.start()
         self._puller = puller = Puller(
-            self._engine, self.ledger, fingerprint, self._held, self._flusher, self.name, self._watchdog
+            self._engine,
+            self.ledger,
+            fingerprint,
+            self._held,
+            self._flusher,
+            self.name,
+            self._watchdog,
+            self._spans.claimed,
         )
         self._watchdog.start()
         log.info("serving", extra={"model": fingerprint, "worker": self.name})
@@ -175,7 +186,14 @@ class Service:
         self._engine.close()
 
     def _count(self, rows: list[ResultRow], leases: list[Lease], refused: int) -> None:
+        self._spans.written(rows, leases)
         self._guarded(lambda: self._finished.count(self.settings.served or "", rows, refused))
+
+    def _unit_ended(self, unit: Unit, began: float, error: str | None) -> None:
+        if unit.kind != "feed":  # so many and so short: the groups say what they did
+            self._spans.unit(unit.kind, unit.job_id, began, unit.attempts, error)
+        outcome = {None: "done", "LeaseLost": "lost"}.get(error, "failed")
+        self._units_ended.labels(unit.kind, outcome).inc()
 
     def _drain(self, puller: Puller, flusher: Flusher) -> None:
         keep = self.settings.drain_seconds * FLUSH_SHARE

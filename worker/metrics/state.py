@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -11,7 +12,7 @@ from worker.metrics import counters
 
 NO_MODEL = "none"
 """The label of a worker that serves control alone."""
-FAMILIES = STATE, HELD, GROUPS, BATCH, SLOTS, COST = (
+FAMILIES = STATE, HELD, GROUPS, BATCH, SLOTS, COST, UNITS = (
     Family(
         "worker_state", "gauge", "1 for what it is: loading, serving, draining, stopped.", ("model", "state")
     ),
@@ -20,7 +21,18 @@ FAMILIES = STATE, HELD, GROUPS, BATCH, SLOTS, COST = (
     Family("batch_size", "gauge", "Requests in the running batch."),
     Family("slots_used_ratio", "gauge", "batch_size of max_running."),
     Family("cost_total", "counter", "What it has cost since it started, where cost_per_hour is set."),
+    Family(
+        "units_ended_total",
+        "counter",
+        "Units of jobs it ran, by how they ended: done, failed.",
+        ("unit", "outcome"),
+    ),
 )
+
+
+def units_ended(registry: CollectorRegistry) -> Counter:
+    """Return the counter of units that ended."""
+    return Counter(UNITS.full_name, UNITS.help, UNITS.labels, registry=registry)
 
 
 class State(Collector):
