@@ -55,7 +55,7 @@ def create_app(settings: Settings, context: Context | None = None) -> FastAPI:
     app.state.context = context
     app.state.large_bodies = asyncio.Semaphore(upload.LARGE_AT_ONCE)
     app.state.readiness = status.Readiness(context)
-    app.state.registry = metrics.registry(context.ledger, settings.namespace)
+    app.state.registry = metrics.registry(context.ledger, settings)
     app.add_middleware(limits.Limits)
     app.add_middleware(metrics.Requests, registry=app.state.registry)
     shapes.install(app)
@@ -88,7 +88,9 @@ class LazyApp:
 
 def _from_environment() -> FastAPI:
     log.setup()
-    return start(Settings.load())
+    settings = Settings.load()
+    log.setup(format=settings.log_format)
+    return start(settings)
 
 
 def start(settings: Settings) -> FastAPI:

@@ -6,10 +6,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.depth import Depth
-from jobs import ids
+from jobs import ids, log
 from jobs.ledger import Ledger
 from jobs.metrics import shared
 from jobs.metrics.families import Family
+from jobs.settings import Settings
 
 FAMILIES = COUNT, SECONDS = (
     Family("api_requests_total", "counter", "HTTP requests answered.", ("method", "route", "status")),
@@ -23,7 +24,7 @@ FAMILIES = COUNT, SECONDS = (
 
 
 class Requests:
-    """Middleware that counts and times requests by route, and gives each answer an `x-request-id`."""
+    """Middleware: counts and times requests by route; gives each an `x-request-id`, for answer and log."""
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self._app = app
@@ -35,7 +36,7 @@ class Requests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = time.monotonic()
+        began, request_id = time.monotonic(), f"req_{ids.ulid()}"
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -44,20 +45,21 @@ class Requests:
                 method = scope["method"] if scope["method"] in _METHODS else "other"
                 self._count.labels(method, route, str(message["status"])).inc()
                 self._seconds.labels(route).observe(time.monotonic() - began)
-                message["headers"] = [*message["headers"], (b"x-request-id", f"req_{ids.ulid()}".encode())]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
-        await self._app(scope, receive, counted)
+        with log.about(request_id=request_id):
+            await self._app(scope, receive, counted)
 
 
 _METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"})
 
 
-def registry(ledger: Ledger, namespace: str) -> CollectorRegistry:
+def registry(ledger: Ledger, settings: Settings) -> CollectorRegistry:
     """Return the registry of one app."""
     made = CollectorRegistry()
-    made.register(Depth(ledger, namespace))
-    shared.register(made)
+    made.register(Depth(ledger, settings.namespace))
+    shared.register(made, settings.models)
     ProcessCollector(registry=made)
     PlatformCollector(registry=made)
     return made

@@ -26,6 +26,7 @@ def reap(settings: Settings, ledger: Ledger, store: ObjectStore) -> list[str]:
     for lease in reaped.given_up:
         _give_up(lease, ledger, store)
     expired = ledger.expire_due()
+    shared.jobs_expired.inc(len(expired))
     for job_id in expired:
         log.warning("job expired", extra={"job": job_id})
     return expired

@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any
 
 from jobs import errors, feed, finalize, plan, reap, results, schema, tokens
+from jobs import log as log_lines
 from jobs.ledger import Finished, Job, Ledger, State, Unit
 from jobs.records import NO_USAGE, JobRecord, Manifest, ResultRow
 from jobs.settings import Settings
@@ -57,7 +58,8 @@ class Control:
         began = time.time()
         failure: str | None = None
         try:
-            self._run(unit)
+            with log_lines.about(job=unit.job_id, unit=unit.kind):
+                self._run(unit)
         except errors.LeaseLost as error:
             failure = type(error).__name__
             log.warning("unit lost", extra=_about(unit))

@@ -10,6 +10,7 @@ from threading import Event, Thread
 
 import redis
 
+from jobs import log as log_lines
 from jobs import results
 from jobs.ledger import Finished, Lease, Ledger
 from jobs.records import ResultRow
@@ -110,7 +111,8 @@ class Flusher:
         rows = [Finished(ids[r.row], tokens[r.row], r.row, r.failed, *r.usage) for r in part.rows]
         while not self._abandon.is_set():
             try:
-                part.write(self._store)
+                with log_lines.about(job=part.job_id, part=part.name):
+                    part.write(self._store)
                 refused = self._ledger.complete(self._fingerprint, part.job_id, part.name, rows)
                 break
             except redis.RedisError as error:

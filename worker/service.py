@@ -50,7 +50,7 @@ class Service:
         self._flusher: Flusher | None = None
         self._watchdog = Watchdog(settings.step_timeout_seconds, self._end_hung)
         self._started = time.monotonic()
-        self._registry = endpoint.registry()
+        self._registry = endpoint.registry(settings.models)
         self._finished = finished.Finished(self._registry)
         self._units_ended = state.units_ended(self._registry)
 

@@ -3,6 +3,8 @@
 One process has one of each, whichever module counts.
 """
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client import Histogram as Timed
 
@@ -10,7 +12,7 @@ from jobs.metrics.families import Family
 
 _PUT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
-FAMILIES = PUT, ERRORS, EXPIRED, FINISHED = (
+FAMILIES = PUT, ERRORS, EXPIRED, FINISHED, LATE = (
     Family("store_put_seconds", "histogram", "Writing one object, tries and pauses included.", ()),
     Family(
         "store_errors_total",
@@ -26,7 +28,9 @@ FAMILIES = PUT, ERRORS, EXPIRED, FINISHED = (
         " engine_error, worker_lost.",
         ("model", "reason"),
     ),
+    Family("jobs_expired_total", "counter", "Jobs that this process found past their deadline.", ()),
 )
+_FAILURES = ("refused", "engine_error", "worker_lost")
 
 
 def _counter(family: Family) -> Counter:
@@ -34,10 +38,18 @@ def _counter(family: Family) -> Counter:
 
 
 store_put = Timed(PUT.full_name, PUT.help, buckets=_PUT_BOUNDS, registry=None)
-store_errors, leases_expired, requests_finished = map(_counter, (ERRORS, EXPIRED, FINISHED))
+store_errors, leases_expired, requests_finished, jobs_expired = map(
+    _counter, (ERRORS, EXPIRED, FINISHED, LATE)
+)
 
 
-def register(registry: CollectorRegistry) -> None:
-    """Have a registry show them."""
-    for metric in (store_put, store_errors, leases_expired, requests_finished):
+def register(registry: CollectorRegistry, models: Iterable[str] = ()) -> None:
+    """Have a registry show them; what goes wrong with these models from 0 on: a series that begins with 1 is
+    no increase to Prometheus.
+    """
+    for metric in (store_put, store_errors, leases_expired, requests_finished, jobs_expired):
         registry.register(metric)
+    for model in models:
+        leases_expired.labels(model)
+        for reason in _FAILURES:
+            requests_finished.labels(model, reason)

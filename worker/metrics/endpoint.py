@@ -4,6 +4,7 @@ import errno
 import logging
 import socket
 import threading
+from collections.abc import Iterable
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -40,10 +41,10 @@ class _Quiet(WSGIRequestHandler):
         """Say nothing of each scrape."""
 
 
-def registry() -> CollectorRegistry:
-    """Return the registry of a worker, with what is known of any process."""
+def registry(models: Iterable[str] = ()) -> CollectorRegistry:
+    """Return the registry of a worker of these models, with what is known of any process."""
     made = CollectorRegistry()
-    shared.register(made)
+    shared.register(made, models)
     ProcessCollector(registry=made)
     PlatformCollector(registry=made)
     return made

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from jobs import ledger_types
 from jobs.metrics.families import Family
 from worker.metrics import counters
 
@@ -32,7 +33,10 @@ FAMILIES = STATE, HELD, GROUPS, BATCH, SLOTS, COST, UNITS = (
 
 def units_ended(registry: CollectorRegistry) -> Counter:
     """Return the counter of units that ended."""
-    return Counter(UNITS.full_name, UNITS.help, UNITS.labels, registry=registry)
+    made = Counter(UNITS.full_name, UNITS.help, UNITS.labels, registry=registry)
+    for unit in ledger_types.UNITS:
+        made.labels(unit, "failed")
+    return made
 
 
 class State(Collector):

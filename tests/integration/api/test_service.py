@@ -1,13 +1,16 @@
 """Everything around files and batches: shapes of errors, probes, metrics, documentation."""
 
+import io
+import logging
 import re
 
 import openai
+import orjson
 import pytest
 import redis
 
 from api import depth, status
-from jobs import errors
+from jobs import errors, log
 from jobs.ledger import Ledger
 from jobs.ledger_tenants import Tenants
 from tests.integration.api.serving import Api, Hand
@@ -151,6 +154,26 @@ def test_many_scrapes_and_probes_ask_redis_and_store_once(api: Api, monkeypatch:
         assert api.http.get("/metrics").status_code == 200
         assert api.http.get("/readyz").status_code == 200
     assert sorted(asked) == ["depth", "ping"]
+
+
+def test_what_is_logged_of_a_request_has_the_id_that_its_answer_has(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise redis.ConnectionError("away")
+
+    monkeypatch.setattr(Ledger, "ping", fail)
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(log.JsonLines())
+    logging.getLogger("api").addHandler(handler)
+    try:
+        answer = api.http.get("/readyz")
+    finally:
+        logging.getLogger("api").removeHandler(handler)
+    assert answer.status_code == 503
+    (event,) = map(orjson.loads, stream.getvalue().splitlines())
+    assert event["request_id"] == answer.headers["x-request-id"]
 
 
 def test_the_documentation_tells_of_the_contracts_errors_only(api: Api) -> None:
