@@ -8,11 +8,13 @@ from typing import Any
 import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+from prometheus_client.parser import text_string_to_metric_families
 
 from jobs import traces
 from tests.integration.celery_worker import wait_until
 from tests.integration.system.conftest import Start
 from tests.integration.system.system import MODEL, System, Worker, said
+from tests.unit.infra import declared
 
 SENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -158,8 +160,21 @@ def test_a_worker_serves_what_it_did_and_the_api_what_is_left(system: Start) -> 
     ended = [value(each, line) for each in (text, other) if (line := PLANNED) in each]
     assert sum(ended) == 1
     left = one.api.http.get("/metrics").text
+    for each in (text, other, left):
+        check_declared(each)
     assert value(left, "longhaul_units_open") == 0
     assert value(left, f"longhaul_requests_running{{{model}}}") == 0
+
+
+def check_declared(text: str) -> None:
+    """Fail unless every series is a metric that dashboards are checked against, with just its labels."""
+    seen = 0
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.startswith("longhaul_"):
+                seen += 1
+                assert set(sample.labels) - {"le"} == set(declared.family_of(sample.name).labels), sample
+    assert seen > 10
 
 
 PLANNED = 'longhaul_units_ended_total{outcome="done",unit="plan"}'
