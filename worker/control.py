@@ -10,6 +10,7 @@ from typing import Any
 from jobs import errors, feed, finalize, plan, reap, results, schema, tokens
 from jobs import log as log_lines
 from jobs.ledger import Finished, Job, Ledger, State, Unit
+from jobs.metrics import shared
 from jobs.records import NO_USAGE, JobRecord, Manifest, ResultRow
 from jobs.settings import Settings
 from jobs.store import ObjectStore
@@ -196,9 +197,11 @@ class _PlanSink:
     def __init__(self, unit: Unit, settings: Settings, ledger: Ledger, store: ObjectStore) -> None:
         self._unit, self._settings, self._ledger, self._store = unit, settings, ledger, store
         self._part = results.Part(unit.job_id)
+        self._model = ""
         self.planned = self.tokens = 0
 
     def begin(self, total: int, model: str) -> None:
+        self._model = model
         self._ledger.begin_plan(self._unit, total, model, self._settings.fingerprints[model])
 
     def refuse(self, rows: list[ResultRow]) -> None:
@@ -218,5 +221,6 @@ class _PlanSink:
         self._part.write(self._store)
         job_id = self._unit.job_id
         rows = [Finished(f"{job_id}:{row.row}", None, row.row, row.failed) for row in self._part.rows]
-        self._ledger.complete(None, job_id, self._part.name, rows)
+        known = self._ledger.complete(None, job_id, self._part.name, rows)
+        shared.requests_finished.labels(self._model, "refused").inc(len(rows) - len(known))
         self._part = results.Part(job_id)

@@ -159,6 +159,8 @@ def test_a_worker_serves_what_it_did_and_the_api_what_is_left(system: Start) -> 
     assert 'longhaul_worker_state{model="none",state="serving"} 1.0' in other
     ended = [value(each, line) for each in (text, other) if (line := PLANNED) in each]
     assert sum(ended) == 1
+    refused = f'longhaul_requests_finished_total{{{model},reason="refused"}}'
+    assert value(text, refused) + value(other, refused) == 1
     left = one.api.http.get("/metrics").text
     for each in (text, other, left):
         check_declared(each)
