@@ -66,8 +66,7 @@ class Off:
 
 def open_traces(settings: Settings, service: str, instance: str) -> Traces:
     """Return where the spans of this process go; raises SettingsError when they cannot go anywhere."""
-    wanted = settings.traces == "on" or (settings.traces == "auto" and any(map(os.environ.get, ENDPOINTS)))
-    if not wanted:
+    if settings.traces == "off" or (settings.traces == "auto" and not _asked_for()):
         return Off()
     try:
         from jobs import trace_export
@@ -78,6 +77,12 @@ def open_traces(settings: Settings, service: str, instance: str) -> Traces:
         log.warning("no traces: longhaul[otel] is not installed", extra={"endpoint_in": ENDPOINTS[0]})
         return Off()
     return Exported(trace_export.provider(service, instance))
+
+
+def _asked_for() -> bool:
+    """Tell whether OpenTelemetry's own variables ask for traces."""
+    off = os.environ.get("OTEL_TRACES_EXPORTER") == "none" or os.environ.get("OTEL_SDK_DISABLED") == "true"
+    return not off and any(map(os.environ.get, ENDPOINTS))
 
 
 class Exported:

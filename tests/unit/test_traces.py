@@ -38,7 +38,7 @@ class Process:
 
 @pytest.fixture(autouse=True)
 def _settings_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*traces.ENDPOINTS, "OTEL_TRACES_SAMPLER", "OTEL_SDK_DISABLED", "OTEL_SERVICE_NAME"):
+    for name in (*traces.ENDPOINTS, "OTEL_TRACES_SAMPLER", "OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -108,6 +108,8 @@ def test_traces_are_off_unless_somebody_says_where_to(monkeypatch: pytest.Monkey
     opened = traces.open_traces(Settings(), "s", "i")
     assert opened.on
     opened.close()
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    assert not traces.open_traces(Settings(), "s", "i").on
 
 
 def test_without_the_extra_on_says_what_is_missing_and_auto_goes_on(
