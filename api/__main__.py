@@ -25,6 +25,7 @@ def main() -> int:
     log.setup()
     try:
         settings = Settings.load()
+        log.setup(format=settings.log_format)
         app = start(settings)
         host = listening_host(options.host, app.state.context.keys)
     except errors.LonghaulError as error:

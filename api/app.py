@@ -54,7 +54,8 @@ def create_app(settings: Settings, context: Context | None = None) -> FastAPI:
     )
     app.state.context = context
     app.state.large_bodies = asyncio.Semaphore(upload.LARGE_AT_ONCE)
-    app.state.registry = metrics.registry(context.ledger)
+    app.state.readiness = status.Readiness(context)
+    app.state.registry = metrics.registry(context.ledger, settings)
     app.add_middleware(limits.Limits)
     app.add_middleware(metrics.Requests, registry=app.state.registry)
     shapes.install(app)
@@ -87,7 +88,9 @@ class LazyApp:
 
 def _from_environment() -> FastAPI:
     log.setup()
-    return start(Settings.load())
+    settings = Settings.load()
+    log.setup(format=settings.log_format)
+    return start(settings)
 
 
 def start(settings: Settings) -> FastAPI:

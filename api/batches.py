@@ -1,5 +1,6 @@
 """Batches: create, look, list, cancel, delete."""
 
+import time
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query
@@ -7,12 +8,15 @@ from pydantic import BaseModel
 
 from api import paging, upload
 from api.auth import Tenant
-from api.context import Deps
-from jobs import creation, queue, schema
+from api.context import Context, Deps
+from jobs import creation, queue, schema, traces
 from jobs.accept import digest
 from jobs.creation import NewBatch
+from jobs.records import JobRecord
 
 router = APIRouter(prefix="/v1/batches", tags=["Batches"])
+_CLOCK_SECONDS = 0.01
+"""A job's time of creation is cut to milliseconds."""
 _BODY = {
     "requestBody": {
         "required": True,
@@ -29,6 +33,9 @@ def create_batch(
     idempotency_key: Annotated[
         str | None, Header(description="Sent again with the same body it answers the same batch; else 409.")
     ] = None,
+    traceparent: Annotated[
+        str | None, Header(description="The client's span (W3C Trace Context): the batch joins its trace.")
+    ] = None,
 ) -> schema.Batch:
     """Create a batch from an uploaded file or from `requests` given inline.
 
@@ -36,10 +43,12 @@ def create_batch(
     it is stored durably. After an error 5xx send it again with the same Idempotency-Key: there will be one
     batch.
     """
+    began = time.time()
     new = creation.parse(body)
     key = _checked_key(idempotency_key)
-    record = context.acceptor.create(tenant, new, key, digest(body))
+    record = context.acceptor.create(tenant, new, key, digest(body), traces.checked(traceparent))
     context.queue.send(queue.PLAN, record.id)
+    _trace(context, record, began)
     return context.batches.shown(record)
 
 
@@ -91,6 +100,16 @@ def delete_batch(tenant: Tenant, context: Deps, batch_id: str) -> DeletedBatch:
     """
     context.batches.delete(tenant, batch_id)
     return DeletedBatch(id=batch_id)
+
+
+def _trace(context: Context, record: JobRecord, began: float) -> None:
+    """Note the job's first span, unless an earlier send of the same request made the job."""
+    if context.traces.on and record.created_at > began - _CLOCK_SECONDS:
+        facts: traces.Attributes = {
+            "longhaul.endpoint": record.endpoint,
+            "longhaul.priority": record.priority,
+        }
+        context.traces.span(record.id, record.traceparent, traces.FIRST, began, time.time(), facts)
 
 
 def _checked_key(key: str | None) -> str | None:

@@ -1,12 +1,14 @@
 """What a request handler needs: settings, store, ledger, queue, and the files and batches made of them."""
 
+import os
+import socket
 from dataclasses import dataclass
 from typing import Annotated, Self
 
 from fastapi import Depends, Request
 
 from api.keyring import Keyring
-from jobs import store
+from jobs import store, traces
 from jobs.accept import Acceptor
 from jobs.batches import Batches
 from jobs.files import Files
@@ -32,6 +34,7 @@ class Context:
     quotas: Quotas
     acceptor: Acceptor
     keys: Keyring
+    traces: traces.Traces
 
     @classmethod
     def connect(cls, settings: Settings) -> Self:
@@ -44,10 +47,12 @@ class Context:
         quotas = Quotas(settings, ledger, files)
         acceptor = Acceptor(settings, objects, ledger, files, batches, quotas)
         queue, keys = Producer(settings), Keyring(objects)
-        return cls(settings, objects, ledger, queue, files, batches, quotas, acceptor, keys)
+        traced = traces.open_traces(settings, "longhaul-api", f"{socket.gethostname()}-{os.getpid()}")
+        return cls(settings, objects, ledger, queue, files, batches, quotas, acceptor, keys, traced)
 
     def close(self) -> None:
-        """Close the connections to Redis."""
+        """Close the connections to Redis; send the last spans."""
+        self.traces.close()
         self.queue.close()
         self.ledger.close()
 

@@ -1,7 +1,10 @@
 """What is served, whether this process lives, whether it can work, and its Prometheus metrics."""
 
+import time
+from threading import Lock
 from typing import Literal
 
+import redis
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
@@ -9,10 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Tenant
-from api.context import Deps
+from api.context import Context, Deps
 from jobs import errors
 
 router = APIRouter()
+FRESH_SECONDS = 1.0
+"""How long an answer of /readyz is given again: probes are many, and a store that hangs takes its time."""
 
 
 class Model(BaseModel):
@@ -35,6 +40,33 @@ class Health(BaseModel):
     """A probe's answer."""
 
     status: str
+
+
+class Readiness:
+    """Whether Redis and the store answer, asked at most once a second, by one who asks for all."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._lock = Lock()
+        self._until = 0.0
+        self._error: Exception | None = None
+
+    def check(self) -> None:
+        """Raise what they raise."""
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._error = self._asked()
+                self._until = time.monotonic() + FRESH_SECONDS
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+
+    def _asked(self) -> Exception | None:
+        try:
+            self._context.ledger.ping()
+            self._context.store.check()
+        except (redis.RedisError, errors.LonghaulError) as error:
+            return error
+        return None
 
 
 @router.get("/v1/models", tags=["Models"], summary="List models")
@@ -60,10 +92,9 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz", tags=["Status"], summary="Can it take requests?")
-def readyz(context: Deps) -> Health:
+def readyz(request: Request) -> Health:
     """Answer 200 if Redis and the store answer, else 503."""
-    context.ledger.ping()
-    context.store.check()
+    request.app.state.readiness.check()
     return Health(status="ready")
 
 

@@ -43,24 +43,29 @@ class Acceptor:
         self.files, self.batches, self.quotas = files, batches, quotas
         self._waiting: deque[JobRecord] = deque()
 
-    def create(self, tenant: str, new: NewBatch, key: str | None, digest: str) -> JobRecord:
+    def create(
+        self, tenant: str, new: NewBatch, key: str | None, digest: str, traceparent: str | None = None
+    ) -> JobRecord:
         """Return the job of this request, made now or by an earlier send of the same request.
 
-        `key` is the Idempotency-Key, `digest` the sha256 of the request's canonical JSON. The record of the
+        `key` is the Idempotency-Key, `digest` the sha256 of the request's canonical JSON, `traceparent` the
+        client's span. The record of the
         key names the job before anything of the job exists, and every step can be repeated: whichever of
         several equal requests comes through, wherever the others broke off, there is one job in the end.
 
         Raises InvalidRequest, Conflict (the key was used for another body), QuotaExceeded, Unavailable.
         """
         try:
-            return self._create(tenant, new, key, digest)
+            return self._create(tenant, new, key, digest, traceparent)
         except errors.QuotaExceeded:
             # Equal requests at once take the room from each other: one of them may have the key by now.
             if key is None or not self._is_claimed_soon(tenant, key, digest):
                 raise
-        return self._create(tenant, new, key, digest)
+        return self._create(tenant, new, key, digest, traceparent)
 
-    def _create(self, tenant: str, new: NewBatch, key: str | None, digest: str) -> JobRecord:
+    def _create(
+        self, tenant: str, new: NewBatch, key: str | None, digest: str, traceparent: str | None
+    ) -> JobRecord:
         job_id = self._claimed(tenant, key, digest) if key else None
         record = self.batches.find(job_id) if job_id else None
         if record is None:
@@ -69,7 +74,7 @@ class Acceptor:
             # All quotas are asked before anything is stored: what is refused leaves neither key nor place.
             with self._room(tenant, key, job_id, given):
                 job_id = self._let_in(tenant, key, digest, job_id, given)
-                record = self._write_record(tenant, new, job_id, key, given)
+                record = self._write_record(tenant, new, job_id, key, given, traceparent)
         self._open(record, retried=key is not None)
         return record
 
@@ -150,7 +155,13 @@ class Acceptor:
             raise refusal(str(error), "input_file_id", "not_found") from None
 
     def _write_record(
-        self, tenant: str, new: NewBatch, job_id: str, key: str | None, given: "_Input"
+        self,
+        tenant: str,
+        new: NewBatch,
+        job_id: str,
+        key: str | None,
+        given: "_Input",
+        traceparent: str | None,
     ) -> JobRecord:
         file = given.file or self._stored(tenant, job_id, given)
         now = made_at(job_id)
@@ -166,6 +177,7 @@ class Acceptor:
             metadata=new.metadata,
             priority=new.priority or 0,
             output_expires_seconds=new.output_expires_after.seconds if new.output_expires_after else None,
+            traceparent=traceparent,
             idempotency=_idempotency_key(tenant, key) if key else None,
         )
         # Everything in it follows from the request and the id, so whoever else writes it writes the same.

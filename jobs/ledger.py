@@ -2,6 +2,7 @@
 
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -321,7 +322,7 @@ class Ledger:
         """
         if fingerprints is None:
             fingerprints = map(answers.text, self.redis.smembers(self._keys.name("models")))
-        requeued, given_up = 0, []
+        requeued, given_up, expired = 0, [], Counter[str]()
         for fingerprint in fingerprints:
             more = True
             while more:
@@ -332,8 +333,9 @@ class Ledger:
                 leases = answers.leases(fingerprint, token, answer)
                 requeued += int(answer[6])
                 given_up += leases
+                expired[fingerprint] += int(answer[6]) + len(leases)
                 more = int(answer[6]) + len(leases) == _REAP_AT_ONCE
-        return Reaped(requeued, given_up)
+        return Reaped(requeued, given_up, +expired)
 
     def parts(self, job_id: str, start: int = 0) -> list[PartEntry]:
         """Return the parts in the order of registration, from number `start` on; none once the job ended."""

@@ -131,6 +131,8 @@ class Reaped:
 
     requeued: int = 0
     given_up: list[Lease] = field(default_factory=list)
+    expired: dict[str, int] = field(default_factory=dict)
+    """fingerprint -> leases that had run out, of both kinds."""
 
 
 class ModelDepth(TypedDict):

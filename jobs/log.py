@@ -5,13 +5,40 @@ import logging
 import sys
 import threading
 import time
-from types import TracebackType
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from jobs import masking
 
 OURS = ("api", "jobs", "worker")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_about: ContextVar[Mapping[str, Any]] = ContextVar("about", default=MappingProxyType({}))
+
+
+@contextmanager
+def about(**fields: Any) -> Iterator[None]:
+    """Have each event inside, of whatever module, carry these fields unless it has its own of that name."""
+    token = _about.set({**_about.get(), **fields})
+    try:
+        yield
+    finally:
+        _about.reset(token)
+
+
+def _event(record: logging.LogRecord) -> dict[str, Any]:
+    """Return what a record tells: when, how bad, who, what, and whatever `about` and `extra` add."""
+    event: dict[str, Any] = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "event": record.getMessage(),
+    }
+    event.update(_about.get())
+    event.update((key, value) for key, value in vars(record).items() if key not in _STANDARD)
+    return event
 
 
 class JsonLines(logging.Formatter):
@@ -19,26 +46,36 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON; a traceback is one escaped field, so an event never takes two lines."""
-        event: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{record.msecs:03.0f}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "event": record.getMessage(),
-        }
-        event.update((key, value) for key, value in vars(record).items() if key not in _STANDARD)
+        event = _event(record)
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
         return masking.masked(json.dumps(event, default=str, ensure_ascii=False))
 
 
-def setup(level: int = logging.WARNING, path: str | None = None) -> None:
-    """Send every log of this process to stderr (or a file) as lines of JSON.
+class TextLines(logging.Formatter):
+    """The same for people: time, level, event, logger, fields; a traceback follows in lines of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text."""
+        event = _event(record)
+        moment, level, logger, text = (event.pop(key) for key in ("time", "level", "logger", "event"))
+        fields = " ".join(f"{key}={json.dumps(value, default=str)}" for key, value in event.items())
+        lines = [f"{moment} {level:8} {' '.join(text.splitlines())} [{logger}] {fields}".rstrip()]
+        if record.exc_info:
+            lines.append(self.formatException(record.exc_info))
+        return masking.masked("\n".join(lines))
+
+
+FORMATS: dict[str, type[logging.Formatter]] = {"json": JsonLines, "text": TextLines}
+
+
+def setup(level: int = logging.WARNING, path: str | None = None, format: str = "json") -> None:
+    """Send every log of this process to stderr (or a file) as lines of JSON, or of text.
 
     `level` is for libraries; our own events are shown from INFO on, or from `level` where that is lower.
     """
     handler = logging.FileHandler(path) if path else logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(FORMATS[format]())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name in OURS:
         logging.getLogger(name).setLevel(min(level, logging.INFO))

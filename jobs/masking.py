@@ -13,9 +13,13 @@ VARIABLES = (
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
 )
 """Variables of the environment that are secrets."""
+HEADER_VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
+"""Variables of the form name=value,name=value."""
+_SECRET_HEADER = re.compile("auth|key|token|secret|password|cookie", re.IGNORECASE)
 URL_VARIABLES = (
     *("LONGHAUL_REDIS_URL", "LONGHAUL_STORE_URL", "LONGHAUL_S3_ENDPOINT_URL", "LONGHAUL_API_URL"),
     *("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
+    *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
 )
 """Variables whose URL may hold a password."""
 _SHORTEST = 5
@@ -43,6 +47,9 @@ def learn(secrets: Iterable[str | None] = (), urls: Iterable[str | None] = ()) -
 def learn_environment() -> None:
     """Mask what the environment holds of secrets."""
     learn(map(os.environ.get, VARIABLES), map(os.environ.get, URL_VARIABLES))
+    headers = ",".join(os.environ.get(name, "") for name in HEADER_VARIABLES)
+    pairs = (header.partition("=") for header in headers.split(","))
+    learn(value.strip() for name, _, value in pairs if _SECRET_HEADER.search(name))
 
 
 def masked(text: str) -> str:

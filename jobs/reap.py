@@ -4,6 +4,7 @@ import logging
 
 from jobs import recover, results
 from jobs.ledger import Finished, Lease, Ledger
+from jobs.metrics import families, shared
 from jobs.settings import Settings
 from jobs.store import ObjectStore
 
@@ -18,11 +19,14 @@ def reap(settings: Settings, ledger: Ledger, store: ObjectStore) -> list[str]:
     """
     recover.after_restart(ledger, store)
     reaped = ledger.reap(list(settings.fingerprints.values()))
+    for fingerprint, count in reaped.expired.items():
+        shared.leases_expired.labels(families.model_of(fingerprint)).inc(count)
     if reaped.requeued:
         log.warning("leases expired", extra={"requeued": reaped.requeued})
     for lease in reaped.given_up:
         _give_up(lease, ledger, store)
     expired = ledger.expire_due()
+    shared.jobs_expired.inc(len(expired))
     for job_id in expired:
         log.warning("job expired", extra={"job": job_id})
     return expired
@@ -35,5 +39,7 @@ def _give_up(lease: Lease, ledger: Ledger, store: ObjectStore) -> None:
     part.add(results.given_up(request, "worker_lost", message))
     part.write(store)
     finished = [Finished(request.id, lease.token, row, True) for row in request.rows]
-    ledger.complete(lease.fingerprint, request.job_id, part.name, finished)
-    log.error("request given up", extra={"request": request.id, "custom_id": request.custom_id})
+    refused = ledger.complete(lease.fingerprint, request.job_id, part.name, finished)
+    shared.requests_finished.labels(request.model, "worker_lost").inc(len(finished) - len(refused))
+    extra = {"job": request.job_id, "request": request.id, "custom_id": request.custom_id}
+    log.error("request given up", extra=extra)

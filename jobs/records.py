@@ -66,6 +66,8 @@ class JobRecord(Record):
     output_expires_seconds: int | None = None
     idempotency: str | None = None
     """Where the record of its Idempotency-Key lies."""
+    traceparent: str | None = None
+    """The span of the client that created it, as W3C Trace Context writes it."""
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ def _metrics(request: PlannedRequest, outcome: answers.Outcome, usage: Usage) ->
         "choices": len(outcome.choices),
         "draft_tokens": outcome.draft_tokens,
         "draft_tokens_accepted": outcome.draft_tokens_accepted,
+        "padding_tokens": outcome.padding_tokens,
         "queue_seconds": max(0.0, outcome.started_at - request.created_at),
         "ttft_seconds": outcome.ttft_seconds,
         "inter_token_seconds": outcome.inter_token_seconds,

@@ -24,6 +24,7 @@ from jobs import errors, masking
 from jobs.engine_settings import EngineSettings
 from jobs.masking import without_password
 from jobs.model_settings import ModelSettings
+from jobs.telemetry_settings import TelemetrySettings
 
 PREFIX = "LONGHAUL_"
 # What the command line client reads; a shell that has them set may start servers too.
@@ -51,7 +52,7 @@ class Quota(BaseModel):
     )
 
 
-class Settings(EngineSettings):
+class Settings(EngineSettings, TelemetrySettings):
     """Everything a Longhaul process can be told, with units in the names."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)

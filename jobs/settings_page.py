@@ -9,7 +9,7 @@ from typing import Any
 import pydantic
 from pydantic.fields import FieldInfo
 
-from jobs import engine_settings, model_settings, settings
+from jobs import engine_settings, model_settings, settings, telemetry_settings
 
 _HEAD = f"""# Settings
 
@@ -20,6 +20,12 @@ not in this list is an error, so a typing mistake never passes for a default. Va
 """
 
 
+_ELSEWHERE = {
+    *engine_settings.EngineSettings.model_fields,
+    *telemetry_settings.TelemetrySettings.model_fields,
+}
+
+
 def page() -> str:
     """Return the page as Markdown, one table row a setting, from the fields of the settings classes."""
     example = 'LONGHAUL_MODELS=\'{"smol": {"source": "HuggingFaceTB/SmolLM2-135M-Instruct"}}\''
@@ -27,7 +33,11 @@ def page() -> str:
     return "\n".join(
         [
             _HEAD,
-            *_table(settings.Settings, settings.PREFIX, set(engine_settings.EngineSettings.model_fields)),
+            *_table(settings.Settings, settings.PREFIX, _ELSEWHERE),
+            "",
+            "## Metrics, traces, logs",
+            "",
+            *_table(telemetry_settings.TelemetrySettings, settings.PREFIX),
             "",
             "## The engine",
             "",

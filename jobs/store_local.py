@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jobs import errors, ids, store
+from jobs.metrics import shared
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class LocalStore:
         self._temporary = self._root / ".tmp"
         self.url = f"file://{self._root}"
 
+    @shared.store_put.time()
     def put(self, key: str, data: bytes | BinaryIO) -> int:
         with self.writer(key) as out:
             if not isinstance(data, bytes):
@@ -134,6 +136,7 @@ class LocalStore:
         try:
             yield
         except OSError as error:
+            shared.store_errors.inc()
             reason = error.strerror or type(error).__name__
             raise errors.StoreUnreachable(
                 url=self.url, reason=f"{reason} ({key})" if key else reason

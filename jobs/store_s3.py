@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 from jobs import errors, ids, store
+from jobs.metrics import shared
 from jobs.settings import Settings
 from jobs.store_s3_calls import ATTEMPTS, Calls, Reply, connect
 from jobs.store_s3_streams import PART_BYTES, Reader, Upload, ranged
@@ -38,6 +39,7 @@ class S3Store:
         self._conditions_known = True
         self._uploads_known = True
 
+    @shared.store_put.time()
     def put(self, key: str, data: bytes | BinaryIO) -> int:
         if isinstance(data, bytes):
             self._calls("put_object", Key=self._key(key), Body=data)

@@ -18,6 +18,7 @@ import botocore.parsers
 import urllib3.exceptions
 
 from jobs import errors
+from jobs.metrics import shared
 from jobs.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ class Calls:
 
     def back_off(self, attempt: int, operation: str, key: str | None, failure: Exception | str) -> None:
         """Log the failure and wait: twice as long each time, within limits, never all clients at once."""
+        shared.store_errors.inc()
         delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (attempt - 1)) * random.uniform(0.5, 1)
         reason = failure if isinstance(failure, str) else self._reason(failure)
         log.warning(
@@ -114,6 +116,8 @@ class Calls:
         time.sleep(delay)
 
     def unreachable(self, failure: Exception | str, key: str | None = None) -> errors.StoreUnreachable:
+        """Return the error to raise, and count it."""
+        shared.store_errors.inc()
         reason = failure if isinstance(failure, str) else self._reason(failure)
         return errors.StoreUnreachable(url=self._url, reason=f"{reason} ({key})" if key else reason)
 

@@ -18,6 +18,7 @@ class Summary:
         self._spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._computed = self._deduplicated = self._retried = 0
         self._drafted = self._accepted = 0
+        self._padding = self._padded = 0
 
     def add(self, metrics: dict[str, Any], usage: records.Usage) -> None:
         """Take the metrics and the usage of one finished request."""
@@ -30,13 +31,16 @@ class Summary:
         self._retried += metrics["attempts"] > 0
         self._drafted += metrics.get("draft_tokens", 0)  # parts of an earlier version have none
         self._accepted += metrics.get("draft_tokens_accepted", 0)
+        if (padding := metrics.get("padding_tokens")) is not None:
+            self._padding += padding
+            self._padded += usage[0] * max(1, metrics["choices"])  # an embedding has none
         for name, values in self._latencies.items():
             if metrics[name] is not None:
                 values.append(metrics[name])
         self._spans[metrics["worker"]].append((metrics["started_at"], metrics["finished_at"]))
 
     def build(self, counts: dict[str, int], created_at: float, cost_per_hour: float | None) -> dict[str, Any]:
-        """Return `summary.json`: ratios are null when nothing ran.
+        """Return `summary.json`: ratios are null when nothing ran, that of padding when nothing was padded.
 
         Tokens count every request; rates and the prefix hit ratio only those that were computed.
         """
@@ -60,7 +64,7 @@ class Summary:
             "tokens_per_second": made / (last - first) if last > first else None,
             "prefix_hit_ratio": reused / read if read else None,
             "dedupe_ratio": self._deduplicated / ran if ran else None,
-            "padding_ratio": None,
+            "padding_ratio": self._padding / (self._padding + self._padded) if self._padded else None,
             "draft_tokens": self._drafted,
             "draft_acceptance": self._accepted / self._drafted if self._drafted else None,
             "retried_requests": self._retried,

@@ -51,7 +51,7 @@ def create(settings: Settings) -> Application:
 
 @signals.setup_logging.connect
 def _log_as_json(loglevel: int, logfile: str | None = None, **_: Any) -> None:
-    log.setup(loglevel, logfile)
+    log.setup(loglevel, logfile, app.settings.log_format)
 
 
 @signals.celeryd_init.connect
@@ -61,7 +61,8 @@ def _start(instance: Any, options: dict[str, Any], **_: Any) -> None:
     if instance.hostname == nodenames.default_nodename(None):
         # Several workers of one machine must not answer remote control under one name.
         instance.hostname = instance.hostname.replace("@", f"-{os.getpid()}@", 1)
-    log.setup(startup.level(options.get("loglevel")), options.get("logfile"))
+    level = startup.level(options.get("loglevel"))
+    log.setup(level, options.get("logfile"), instance.app.settings.log_format)
     try:
         instance.app.conf.task_queues = startup.check(instance.app.settings)
     except errors.LonghaulError as error:

@@ -8,7 +8,9 @@ from threading import Lock
 from typing import Any
 
 from jobs import errors, feed, finalize, plan, reap, results, schema, tokens
+from jobs import log as log_lines
 from jobs.ledger import Finished, Job, Ledger, State, Unit
+from jobs.metrics import shared
 from jobs.records import NO_USAGE, JobRecord, Manifest, ResultRow
 from jobs.settings import Settings
 from jobs.store import ObjectStore
@@ -24,12 +26,21 @@ PLAN_ATTEMPTS = 5
 
 
 class Control:
-    """Claims units and runs them, from any thread; `on_fed` hears which model got requests."""
+    """Claims units and runs them, from any thread; `on_fed` hears which model got requests.
+
+    `on_ended` hears of each unit that ended, when it began (unix seconds), and the name of what it raised.
+    """
 
     def __init__(
-        self, settings: Settings, ledger: Ledger, store: ObjectStore, on_fed: Callable[[str], None]
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        store: ObjectStore,
+        on_fed: Callable[[str], None],
+        on_ended: Callable[[Unit, float, str | None], None] = lambda unit, began, error: None,
     ) -> None:
-        self._settings, self._ledger, self._store, self._on_fed = settings, ledger, store, on_fed
+        self._settings, self._ledger, self._store = settings, ledger, store
+        self._on_fed, self._on_ended = on_fed, on_ended
         self._held: dict[str, Unit] = {}
         self._lock, self._planners = Lock(), Lock()
 
@@ -45,11 +56,16 @@ class Control:
         unit = self._claim(kind, job_id, besides)
         if unit is None:
             return False
+        began = time.time()
+        failure: str | None = None
         try:
-            self._run(unit)
-        except errors.LeaseLost:
+            with log_lines.about(job=unit.job_id, unit=unit.kind):
+                self._run(unit)
+        except errors.LeaseLost as error:
+            failure = type(error).__name__
             log.warning("unit lost", extra=_about(unit))
         except Exception as error:
+            failure = type(error).__name__
             expected = isinstance(error, errors.LonghaulError)
             extra = _about(unit) | {"reason": str(error), "retry_seconds": RETRY_SECONDS}
             log.error("unit failed", extra=extra, exc_info=None if expected else error)
@@ -57,6 +73,7 @@ class Control:
         finally:
             with self._lock:
                 del self._held[unit.token]
+        self._on_ended(unit, began, failure)
         return True
 
     def _claim(self, kind: str | None, job_id: str | None, besides: str | None) -> Unit | None:
@@ -180,9 +197,11 @@ class _PlanSink:
     def __init__(self, unit: Unit, settings: Settings, ledger: Ledger, store: ObjectStore) -> None:
         self._unit, self._settings, self._ledger, self._store = unit, settings, ledger, store
         self._part = results.Part(unit.job_id)
+        self._model = ""
         self.planned = self.tokens = 0
 
     def begin(self, total: int, model: str) -> None:
+        self._model = model
         self._ledger.begin_plan(self._unit, total, model, self._settings.fingerprints[model])
 
     def refuse(self, rows: list[ResultRow]) -> None:
@@ -202,5 +221,6 @@ class _PlanSink:
         self._part.write(self._store)
         job_id = self._unit.job_id
         rows = [Finished(f"{job_id}:{row.row}", None, row.row, row.failed) for row in self._part.rows]
-        self._ledger.complete(None, job_id, self._part.name, rows)
+        known = self._ledger.complete(None, job_id, self._part.name, rows)
+        shared.requests_finished.labels(self._model, "refused").inc(len(rows) - len(known))
         self._part = results.Part(job_id)

@@ -10,6 +10,7 @@ from threading import Event, Thread
 
 import redis
 
+from jobs import log as log_lines
 from jobs import results
 from jobs.ledger import Finished, Lease, Ledger
 from jobs.records import ResultRow
@@ -33,7 +34,8 @@ class Done:
 class Flusher:
     """One thread gathers rows into a part per job, a few write them; leases are held until rows count.
 
-    `on_written` is called, from any thread, when some do.
+    `on_written` is called, from any thread, when some do, and `on_counted` with these rows, the leases they
+    had, and how many rows were refused.
     """
 
     def __init__(
@@ -44,9 +46,10 @@ class Flusher:
         held: Held,
         fingerprint: str,
         on_written: Callable[[], None] = lambda: None,
+        on_counted: Callable[[list[ResultRow], list[Lease], int], None] = lambda *_: None,
     ) -> None:
         self._settings, self._ledger, self._store, self._held = settings, ledger, store, held
-        self._fingerprint, self._on_written = fingerprint, on_written
+        self._fingerprint, self._on_written, self._on_counted = fingerprint, on_written, on_counted
         self._queue: SimpleQueue[Done | None] = SimpleQueue()
         self._hurry, self._abandon = Event(), Event()
         self._open: dict[str, tuple[results.Part, list[Lease]]] = {}
@@ -108,7 +111,8 @@ class Flusher:
         rows = [Finished(ids[r.row], tokens[r.row], r.row, r.failed, *r.usage) for r in part.rows]
         while not self._abandon.is_set():
             try:
-                part.write(self._store)
+                with log_lines.about(job=part.job_id, part=part.name):
+                    part.write(self._store)
                 refused = self._ledger.complete(self._fingerprint, part.job_id, part.name, rows)
                 break
             except redis.RedisError as error:
@@ -119,6 +123,8 @@ class Flusher:
             self._abandon.wait(RETRY_SECONDS)
         else:
             return
+        lost = set(refused)
+        self._on_counted([row for row in part.rows if row.row not in lost], leases, len(lost))
         self._held.drop(leases)
         self._on_written()
         self.completed += len(rows) - len(refused)

@@ -37,7 +37,7 @@ class Follower:
 
     def run(self) -> NoReturn:
         """Follow until rank 0 ends. The signals of STOPPING are blocked in all threads."""
-        log.setup()
+        log.setup(format=self._settings.log_format)
         Thread(target=self._watch, name="watch", daemon=True).start()
         try:
             self._follow()

@@ -30,9 +30,11 @@ class Puller:
         flusher: Flusher,
         worker: str,
         watchdog: Watchdog | None = None,
+        on_claimed: Callable[[int, Group], None] = lambda number, group: None,
     ) -> None:
         self._engine, self._ledger, self._held, self._flusher = engine, ledger, held, flusher
         self._fingerprint, self._worker = fingerprint, worker
+        self._on_claimed = on_claimed
         self._watchdog = watchdog or Watchdog(0, lambda _: None)
         self._translator = translate.Translator(engine.tokenizer)
         self._cancelled: deque[str] = deque()
@@ -96,6 +98,7 @@ class Puller:
     def _take(self, group: Group) -> None:
         self.groups += 1
         self._bucket, self._alone = group.bucket, group.alone
+        self._on_claimed(self.groups, group)
         self._held.add(group.leases)
         self._engine.add([translate.engine_request(lease.request) for lease in group.leases])
         jobs = {lease.request.job_id for lease in group.leases}

@@ -13,12 +13,14 @@ from threading import Event, Thread
 from typing import Any
 
 from jobs import errors, ids, queue, store, sweeper
-from jobs.ledger import Ledger
+from jobs.ledger import Lease, Ledger, Unit
+from jobs.records import ResultRow
 from jobs.settings import Settings
-from worker import engine
+from worker import engine, spans
 from worker.control import PLANS_AT_ONCE, Control
 from worker.flusher import Flusher
 from worker.held import Held
+from worker.metrics import endpoint, finished, gpu, state
 from worker.puller import Puller
 from worker.watchdog import EXIT_CODE, Watchdog
 
@@ -37,9 +39,10 @@ class Service:
         self.store = store.open_store(settings)
         self.failed: str | None = None
         self._producer = queue.Producer(settings)
-        self._control = Control(settings, self.ledger, self.store, self._fed)
+        self._spans = spans.open_spans(settings, self.store, self.name)
+        self._control = Control(settings, self.ledger, self.store, self._fed, self._unit_ended)
         self._sweeper = sweeper.Sweeper(settings, self.ledger.redis, self.store)
-        self._held = Held()
+        self._held = Held(self._spans.dropped)
         self._stopping, self._stopped, self._wake = Event(), Event(), Event()
         self._stop_at = float("inf")
         self._engine: engine.Engine | None = None
@@ -47,6 +50,9 @@ class Service:
         self._flusher: Flusher | None = None
         self._watchdog = Watchdog(settings.step_timeout_seconds, self._end_hung)
         self._started = time.monotonic()
+        self._registry = endpoint.registry(settings.models)
+        self._finished = finished.Finished(self._registry)
+        self._units_ended = state.units_ended(self._registry)
 
     def start(self) -> None:
         """Start the threads; the model is loaded in the engine's. Returns at once."""
@@ -67,6 +73,7 @@ class Service:
         for name, (call, seconds, until) in every.items():
             Thread(target=self._repeat, args=(call, seconds, until), name=name, daemon=True).start()
         Thread(target=self._guarded, args=(self._control.warm,), name="warm", daemon=True).start()
+        self._serve_metrics()
         target = self._serve if self.settings.served else self._serve_control
         Thread(target=target, name="engine", daemon=True).start()
 
@@ -105,6 +112,7 @@ class Service:
             "state": self._state(),
             "model": self.settings.served,
             "running": len(running),
+            "slots": self._engine.config.max_running if self._engine else None,
             "held": len(self._held),
             "groups": self._puller.groups if self._puller else 0,
             "completed": self._flusher.completed if self._flusher else 0,
@@ -117,6 +125,13 @@ class Service:
         if self._stopping.is_set():
             return "stopped" if self._stopped.is_set() else "draining"
         return "loading" if self.settings.served and self._puller is None else "serving"
+
+    def _serve_metrics(self) -> None:
+        self._registry.register(state.State(self.stats, self.settings.cost_per_hour))
+        cards = gpu.Gpus.found() if self.settings.served and self.settings.device != "cpu" else None
+        if cards is not None:
+            self._registry.register(cards)
+        endpoint.Endpoint(self._registry, self.settings.metrics_host, self.settings.metrics_port)
 
     def _serve(self) -> None:
         name = self.settings.served
@@ -136,21 +151,30 @@ class Service:
             self._watchdog.close()
             if self.failed:
                 self._guarded(self._save)
+            self._spans.close()
             self._stopped.set()
 
     def _serve_control(self) -> None:
         log.info("serving", extra={"model": None, "worker": self.name})
         self._stopping.wait()
+        self._spans.close()
         self._stopped.set()
 
     def _pull(self, fingerprint: str) -> None:
         assert self._engine is not None
         self._flusher = Flusher(
-            self.settings, self.ledger, self.store, self._held, fingerprint, self._wake.set
+            self.settings, self.ledger, self.store, self._held, fingerprint, self._wake.set, self._count
         )
         self._flusher.start()
         self._puller = puller = Puller(
-            self._engine, self.ledger, fingerprint, self._held, self._flusher, self.name, self._watchdog
+            self._engine,
+            self.ledger,
+            fingerprint,
+            self._held,
+            self._flusher,
+            self.name,
+            self._watchdog,
+            self._spans.claimed,
         )
         self._watchdog.start()
         log.info("serving", extra={"model": fingerprint, "worker": self.name})
@@ -160,6 +184,16 @@ class Service:
                 self._wake.clear()
         self._drain(puller, self._flusher)
         self._engine.close()
+
+    def _count(self, rows: list[ResultRow], leases: list[Lease], refused: int) -> None:
+        self._spans.written(rows, leases)
+        self._guarded(lambda: self._finished.count(self.settings.served or "", rows, refused))
+
+    def _unit_ended(self, unit: Unit, began: float, error: str | None) -> None:
+        if unit.kind != "feed":  # so many and so short: the groups say what they did
+            self._spans.unit(unit.kind, unit.job_id, began, unit.attempts, error)
+        outcome = {None: "done", "LeaseLost": "lost"}.get(error, "failed")
+        self._units_ended.labels(unit.kind, outcome).inc()
 
     def _drain(self, puller: Puller, flusher: Flusher) -> None:
         keep = self.settings.drain_seconds * FLUSH_SHARE

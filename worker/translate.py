@@ -59,6 +59,7 @@ class Translator:
             embeddings=completion.embeddings,
             draft_tokens=completion.draft_tokens,
             draft_tokens_accepted=completion.draft_tokens_accepted,
+            padding_tokens=completion.padding_tokens,
         )
 
     def _choice(self, request: PlannedRequest, choice: Completion, whole: Completion) -> answers.Choice:

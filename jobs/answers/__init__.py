@@ -42,6 +42,7 @@ class Outcome:
     embeddings: list[list[float]] | None = None
     draft_tokens: int = 0
     draft_tokens_accepted: int = 0
+    padding_tokens: int | None = None
 
 
 def usage(request: PlannedRequest, outcome: Outcome) -> Usage:

@@ -67,3 +67,28 @@ def test_a_disk_that_takes_nothing_costs_no_row(
     parts = [inner.get(found.key) for found in inner.list("jobs/j/parts/")]
     assert sum(part.count(b"\n") for part in parts) == 3
     assert one.completed == 3
+
+
+def test_rows_that_came_too_late_are_not_counted_as_finished(tmp_path: Path) -> None:
+    class Refusing(CountingLedger):
+        def complete(self, fingerprint: str, job_id: str, part: str, rows: list[Any]) -> list[int]:
+            return [1]
+
+    counted: list[tuple[list[int], list[Lease], int]] = []
+    held = Held()
+    one = flusher.Flusher(
+        Settings(flush_seconds=0.05),
+        Refusing(),  # type: ignore[arg-type]
+        LocalStore(tmp_path),
+        held,
+        "m@0",
+        on_counted=lambda rows, leases, refused: counted.append(([row.row for row in rows], leases, refused)),
+    )
+    leases = [lease(row) for row in range(3)]
+    held.add(leases)
+    for each in leases:
+        held.finish(each)
+        one.put(flusher.Done(each, [ResultRow(each.request.row, False, {"error": None}, None)]))
+    one.start()
+    one.close(5)
+    assert counted == [([0, 2], leases, 1)]

@@ -3,14 +3,15 @@
 import io
 import json
 import logging
+import re
 
-from jobs import log
+from jobs import log, masking
 
 
-def _lines(**extra: object) -> list[str]:
+def _lines(formatter: logging.Formatter | None = None, **extra: object) -> list[str]:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(log.JsonLines())
+    handler.setFormatter(formatter or log.JsonLines())
     logger = logging.Logger("worker.test")
     logger.addHandler(handler)
     try:
@@ -27,3 +28,29 @@ def test_an_event_with_a_traceback_and_newlines_is_one_line() -> None:
     assert (event["level"], event["logger"], event["job"]) == ("error", "worker.test", "batch_1")
     assert "ValueError" in event["exception"]
     assert event["time"].endswith("Z")
+
+
+def test_events_inside_of_a_job_carry_its_id_whatever_module_they_are_of() -> None:
+    with log.about(job="batch_1", unit="plan"), log.about(unit="feed"):
+        (line,) = _lines(attempts=2)
+        (own,) = _lines(job="batch_2")
+    (after,) = _lines()
+    event = json.loads(line)
+    assert (event["job"], event["unit"], event["attempts"]) == ("batch_1", "feed", 2)
+    assert json.loads(own)["job"] == "batch_2"
+    assert "job" not in json.loads(after)
+
+
+def test_as_text_an_event_is_a_line_with_its_fields_and_its_traceback_follows() -> None:
+    first, *rest = _lines(log.TextLines(), job="batch_1", rows=[1, 2])
+    assert re.fullmatch(
+        r'\d{4}-\d\d-\d\dT[\d:.]{12}Z error    it broke badly \[worker\.test\] job="batch_1" rows=\[1, 2\]',
+        first,
+    )
+    assert rest[0] == "Traceback (most recent call last):"
+
+
+def test_secrets_are_masked_in_text_and_json() -> None:
+    masking.learn(["a-secret-of-this-test"])
+    for formatter in (log.TextLines(), log.JsonLines()):
+        assert "a-secret-of" not in "".join(_lines(formatter, url="redis://:a-secret-of-this-test@h"))

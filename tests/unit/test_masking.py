@@ -77,3 +77,12 @@ def test_a_url_is_shown_without_its_password(url: str) -> None:
 def test_a_short_password_does_not_hide_words() -> None:
     masking.learn(["a"], ["redis://:b@host"])
     assert masking.masked("a b") == "a b"
+
+
+def test_what_a_collector_is_sent_to_know_us_by_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-team=longhaul, Authorization=Bearer%20otel-secret-1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://us:otel-secret-2@collector:4318")
+    masking.learn_environment()
+    assert masking.masked("Bearer otel-secret-1, Bearer%20otel-secret-1") == "***, ***"
+    assert masking.masked("http://us:otel-secret-2@collector") == "http://us:***@collector"
+    assert masking.masked("longhaul") == "longhaul"

@@ -85,6 +85,7 @@ def test_metrics_are_kept_beside_each_result() -> None:
         "choices": 1,
         "draft_tokens": 0,
         "draft_tokens_accepted": 0,
+        "padding_tokens": None,
         "queue_seconds": 10.0,
         "ttft_seconds": 0.5,
         "inter_token_seconds": 2.0,

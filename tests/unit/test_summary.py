@@ -32,6 +32,14 @@ def _built(*entries: tuple[dict[str, Any], Usage], cost: float | None = None) ->
     return gathered.build(COUNTS, 9.0, cost)
 
 
+def test_the_padding_ratio_is_of_those_that_were_padded_and_null_without_them() -> None:
+    padded = _metrics(padding_tokens=30, choices=2), (5, 0, 9, 0)
+    exact = _metrics(padding_tokens=0, choices=1), (60, 0, 9, 0)
+    unknown = _metrics(padding_tokens=None), (1000, 0, 9, 0)
+    assert _built(padded, exact, unknown)["padding_ratio"] == 0.3
+    assert _built(unknown, (_metrics(), (10, 0, 1, 0)))["padding_ratio"] is None
+
+
 def test_acceptance_is_of_all_drafts() -> None:
     drafted = _metrics(draft_tokens=6, draft_tokens_accepted=3), _metrics(draft_tokens=2)
     found = _built(*((metrics, (1, 0, 1, 0)) for metrics in (*drafted, _metrics())))

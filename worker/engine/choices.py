@@ -26,6 +26,7 @@ class Family:
         first, others = choices[0], tuple(choices[1:])
         if len(self.rows) < self.request.sampling.n:
             others = (first,) * (self.request.sampling.n - 1)
+        padding = [choice.padding_tokens for choice in choices if choice.padding_tokens is not None]
         return dataclasses.replace(
             first,
             id=self.request.id,
@@ -34,6 +35,7 @@ class Family:
             cached_tokens=min(choice.cached_tokens or 0 for choice in choices),
             draft_tokens=sum(choice.draft_tokens for choice in choices),
             draft_tokens_accepted=sum(choice.draft_tokens_accepted for choice in choices),
+            padding_tokens=sum(padding) if padding else None,
         )
 
 

@@ -63,6 +63,7 @@ class FastEngine(Engine):
         self._runner = model
         budget = budget or kv_budget.without_measuring(config, model.layout.device)
         self._memory: runner.Memory = model.memory(budget.kv_bytes)
+        self.stats.kv_bytes_budget = self._memory.budget
         leading.add_host(model, self._memory, config.kv_host_bytes)
         self._stop_touching: Callable[[], None] = lambda: None
         self._clock = clock

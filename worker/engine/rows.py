@@ -162,6 +162,7 @@ class RowState:
             error,
             logprobs=None if wanted.logprobs is None else self.logprobs,
             prompt_logprobs=self.prompt_logprobs if wanted.prompt_logprobs else None,
+            padding_tokens=row.padding_tokens,
         )
 
 

@@ -57,6 +57,8 @@ class Batch:
         self._stats.batches += 1
         self._stats.prefill_tokens_computed += tokens
         self._stats.padding_tokens += len(rows) * self._length - tokens
+        for row in rows:
+            row.padding_tokens = (row.padding_tokens or 0) + self._length - row.tokens
         config = GenerationConfig(
             do_sample=False,
             max_new_tokens=max(row.tokens_left for row in rows),

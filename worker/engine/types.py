@@ -134,6 +134,7 @@ class Completion:
     have; `logprobs` has one entry for each. `cached_tokens` is how many prompt tokens were not computed
     because another request shared them. `prompt_logprobs` has an entry for each token of the prompt, the
     first None. `draft_tokens` were guessed for all choices, `draft_tokens_accepted` of them right.
+    `padding_tokens` were computed beside its prompts for nothing (None: the engine pads nothing).
     `others` are the choices after the first, in the order of their index. `embeddings` has a vector for each
     input of an embedding request. `error` is one line, set only with finish_reason "error":
     no choice counts.
@@ -151,6 +152,7 @@ class Completion:
     embeddings: list[list[float]] | None = None
     draft_tokens: int = 0
     draft_tokens_accepted: int = 0
+    padding_tokens: int | None = None
     others: "tuple[Completion, ...]" = ()
 
     @property
@@ -319,6 +321,8 @@ class Stats:
     preemptions: int = 0
     tokens_recomputed: int = 0
     kv_bytes_in_use: int = 0
+    kv_bytes_budget: int = 0
+    """What `kv_bytes_in_use` may become; 0: not known."""
     kv_host_bytes_in_use: int = 0
     kv_host_evictions: int = 0
     """Prefixes that host memory had no more room for."""
@@ -346,6 +350,7 @@ class Row:
     token_ids: list[int] = field(default_factory=list)
     draft_tokens: int = 0
     draft_tokens_accepted: int = 0
+    padding_tokens: int | None = None
     dropped: bool = False
     """Cancelled or replaced: whatever still comes of it is thrown away."""
 

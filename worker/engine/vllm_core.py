@@ -59,7 +59,7 @@ class Core:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         tensors = self._scheduler.kv_cache_config.kv_cache_tensors
-        self._kv_bytes = sum(tensor.size for tensor in tensors)
+        self.kv_bytes_budget = sum(tensor.size for tensor in tensors)
         self.vocabulary = int(self._engine.model_config.get_vocab_size())
 
     @property
@@ -70,7 +70,7 @@ class Core:
     @property
     def kv_bytes_in_use(self) -> int:
         """Bytes of keys and values that running requests use."""
-        return round(self._scheduler.get_kv_cache_usage() * self._kv_bytes)
+        return round(self._scheduler.get_kv_cache_usage() * self.kv_bytes_budget)
 
     def add(self, key: str, prompt_ids: list[int], sampling: dict[str, Any], salt: str) -> None:
         """Queue a request; prefixes are shared among those of one salt. Raises ValueError."""

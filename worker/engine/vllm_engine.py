@@ -25,6 +25,7 @@ class Core(Protocol):
     """What is asked of vLLM; see vllm_core.Core."""
 
     vocabulary: int
+    kv_bytes_budget: int
 
     @property
     def queued(self) -> int: ...
@@ -62,6 +63,7 @@ class VllmEngine(Engine):
         super().__init__(tokenizer, context_tokens, core.vocabulary, config)
         self._no_embeddings = "engine vllm does not embed: embeddings need engine auto"
         self._core: Core | None = core
+        self.stats.kv_bytes_budget = core.kv_bytes_budget
         self._eos_ids = eos_ids
         self._states: dict[str, _State] = {}
         """What vLLM has, by the key that it knows it by."""

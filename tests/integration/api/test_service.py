@@ -1,15 +1,19 @@
 """Everything around files and batches: shapes of errors, probes, metrics, documentation."""
 
+import io
+import logging
 import re
 
 import openai
+import orjson
 import pytest
 import redis
 
-from jobs import errors
+from api import depth, status
+from jobs import errors, log
 from jobs.ledger import Ledger
 from jobs.ledger_tenants import Tenants
-from tests.integration.api.serving import Api
+from tests.integration.api.serving import Api, Hand
 
 
 @pytest.mark.parametrize(
@@ -102,6 +106,74 @@ def test_metrics_count_requests_by_route(api: Api) -> None:
     assert 'route="none"' in text
     assert "longhaul_units_open 1.0" in text
     assert "/nope" not in text
+
+
+def test_metrics_tell_of_deadlines_and_of_what_is_left(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depth, "FRESH_SECONDS", 0.0)
+    assert "longhaul_deadline_seconds " not in api.http.get("/metrics").text
+    batch_id = api.create("a", "b")
+    hand = Hand(api.context, batch_id, 2)
+    hand.begin()
+    assert hand.unit is not None
+    api.context.ledger.add_shards(hand.unit, ["s"], 2)
+    api.context.ledger.end_plan(hand.unit, 2, tokens=86_400)
+    text = api.http.get("/metrics").text
+    assert 'longhaul_open_tokens{model="m"} 86400.0' in text
+    rate = re.search(r'longhaul_deadline_tokens_per_second\{model="m"\} ([0-9.]+)', text)
+    assert rate
+    assert float(rate[1]) == pytest.approx(1, rel=0.01)
+    seconds = re.search(r"longhaul_deadline_seconds ([0-9.]+)", text)
+    assert seconds
+    assert 86_000 < float(seconds[1]) <= 86_400
+    assert "longhaul_jobs_open 1.0" in text
+
+
+def test_a_model_with_new_weights_is_one_model_in_the_metrics(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two fingerprints under one label would be one series with two values, which Prometheus refuses."""
+    monkeypatch.setattr(depth, "FRESH_SECONDS", 0.0)
+    ledger = api.context.ledger
+    for fingerprint in ("m@old", "m@new"):
+        batch_id = api.create("a")
+        unit = ledger.claim_unit("plan", batch_id)
+        assert unit is not None
+        ledger.begin_plan(unit, 1, "m", fingerprint)
+    text = api.http.get("/metrics").text
+    assert text.count('longhaul_requests_leased{model="m"}') == 1
+
+
+def test_many_scrapes_and_probes_ask_redis_and_store_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depth, "FRESH_SECONDS", 60.0)
+    monkeypatch.setattr(status, "FRESH_SECONDS", 60.0)
+    asked: list[str] = []
+    real = Ledger.depth, Ledger.ping
+    monkeypatch.setattr(Ledger, "depth", lambda self: (asked.append("depth"), real[0](self))[1])
+    monkeypatch.setattr(Ledger, "ping", lambda self: (asked.append("ping"), real[1](self))[1])
+    for _ in range(5):
+        assert api.http.get("/metrics").status_code == 200
+        assert api.http.get("/readyz").status_code == 200
+    assert sorted(asked) == ["depth", "ping"]
+
+
+def test_what_is_logged_of_a_request_has_the_id_that_its_answer_has(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise redis.ConnectionError("away")
+
+    monkeypatch.setattr(Ledger, "ping", fail)
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(log.JsonLines())
+    logging.getLogger("api").addHandler(handler)
+    try:
+        answer = api.http.get("/readyz")
+    finally:
+        logging.getLogger("api").removeHandler(handler)
+    assert answer.status_code == 503
+    (event,) = map(orjson.loads, stream.getvalue().splitlines())
+    assert event["request_id"] == answer.headers["x-request-id"]
 
 
 def test_the_documentation_tells_of_the_contracts_errors_only(api: Api) -> None:

@@ -108,6 +108,11 @@ def test_an_encoder_is_exact(opened: list[Engine], name: str) -> None:
     assert (embed(engine, TEXTS[:5], TEXTS[5:]) - expected).abs().max() < EXACT * expected.abs().max()
     assert engine.stats.batches < len(TEXTS)
     assert engine.stats.padding_tokens > 0
+    before = engine.stats.padding_tokens
+    again = engine.generate(
+        [EmbeddingRequest("a", tuple(TEXTS[:5])), EmbeddingRequest("b", tuple(TEXTS[5:]))]
+    )
+    assert sum(one.padding_tokens or 0 for one in again) == engine.stats.padding_tokens - before > 0
     kernels = library.kernels(torch.float64, torch.device("cpu"))
     assert engine.stats.native_kernels == (kernels is not None)
 

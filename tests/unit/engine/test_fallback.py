@@ -46,9 +46,10 @@ def test_a_mixed_batch_is_equal_to_one_by_one_generate(open_tiny: Open) -> None:
 
 def test_counters_say_what_was_computed(open_tiny: Open) -> None:
     engine = open_tiny()
-    list(engine.generate([request(str(i), p, max_tokens=9) for i, p in enumerate(PROMPTS)]))
+    done = list(engine.generate([request(str(i), p, max_tokens=9) for i, p in enumerate(PROMPTS)]))
     assert engine.stats.prefill_tokens_computed == sum(map(len, PROMPTS))
     assert engine.stats.padding_tokens == 4 * 50 - (1 + 7 + 3 + 50)
+    assert sum(one.padding_tokens or 0 for one in done) == engine.stats.padding_tokens
     assert engine.stats.decode_steps <= 2 * 9
     assert engine.stats.requests_added == engine.stats.requests_finished == 5
     assert engine.stats.padding_differs == 0

@@ -21,7 +21,7 @@ class VllmTwin:
     """Runs at most `memory` requests at a time; a later one of a salt finds a prompt that one of it had."""
 
     vocabulary = hashing.VOCABULARY
-    kv_bytes_in_use = 0
+    kv_bytes_in_use = kv_bytes_budget = 0
 
     def __init__(self, memory: int = 1000) -> None:
         self.memory = memory

@@ -129,6 +129,9 @@ class Embedder:
         self._stats.batches += 1
         self._stats.prefill_tokens_computed += sum(lengths)
         self._stats.padding_tokens += cost - sum(lengths)
+        if self._encoder.pads:
+            for text, length in zip(batch, lengths, strict=True):
+                text.row.padding_tokens = (text.row.padding_tokens or 0) + max(lengths) - length
         alone = len(batch) == 1
         return [done for pair in zip(batch, vectors, strict=True) for done in self._take(*pair, alone)]
 

@@ -28,7 +28,10 @@ class EmbeddingRow(Row):
         timings = Timings(self.admitted or now, None, now)
         if error is not None:
             return Completion(self.id, [], "", "error", 0, timings, error)
-        return Completion(self.id, [], "", "stop", 0, timings, embeddings=self.vectors)
+        padding = self.padding_tokens
+        return Completion(
+            self.id, [], "", "stop", 0, timings, embeddings=self.vectors, padding_tokens=padding
+        )
 
 
 @dataclass(frozen=True, eq=False)
