@@ -100,9 +100,11 @@ local function move(state)
   call('HSET', key.job, 'state', state, state .. '_at', at, 'stamped', at)
 end
 
--- How many requests of a job may be in Redis: few at first, since all that comes later waits behind them.
+-- How many requests of a job may be in Redis: few at first, since all that comes later waits behind them. As many
+-- wait as run, so that a fleet of any size finds work, however long a request takes.
 local function window(most)
-  return math.min(tonumber(most), math.max(number('window'), 128))
+  local running = key.owners and call('HLEN', key.owners) or 0
+  return math.min(tonumber(most), math.max(number('window'), 128, 2 * running))
 end
 
 local function illegal(state)

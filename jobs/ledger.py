@@ -237,8 +237,8 @@ class Ledger:
 
     def feed_state(self, unit: Unit) -> FeedState:
         """Return what to feed next and how much; raises LeaseLost (also when the job has been fed)."""
-        keys, args = self._keys.of(job=unit.job_id), (unit.job_id, unit.token, self._window, self._budget)
-        shard, offset, requests, size, planned = self._scripts.run("feed_state", keys, *args)
+        state = self._on_model("feed_state", unit.job_id, unit.token, self._window, self._budget)
+        shard, offset, requests, size, planned = state
         return FeedState(answers.text(shard) if shard else None, offset, requests, size, bool(planned))
 
     def feed(

@@ -223,23 +223,25 @@ forget_job(ARGV[3])
 return 1
 
 --@ feed_state
--- id, token, largest window, budget. A job may fill its share of the budget: one of long prompts must not
--- starve the others. Its window is half empty again after 5 to 20 seconds: doubled or halved until it is.
-if not owns('feed', ARGV[2]) or field('state') ~= 'in_progress' then return lost end
-local live, room = call('SCARD', key.live), ARGV[4] - (call('GET', key.fed_bytes) or 0)
+-- id, fingerprint, token, largest window, budget. A job may fill its share of the budget: one of long prompts
+-- must not starve the others. Its window is half empty again after 5 to 20 seconds: doubled or halved until it is.
+if not owns('feed', ARGV[3]) or field('state') ~= 'in_progress' then return lost end
+local other = other_model(ARGV[2])
+if other then return other end
+local live, room = call('SCARD', key.live), ARGV[5] - (call('GET', key.fed_bytes) or 0)
 if live > 0 then
-  local share = math.floor(ARGV[4] / math.max(call('SCARD', key.feeding), 1))
+  local share = math.floor(ARGV[5] / math.max(call('SCARD', key.feeding), 1))
   room = math.min(room, share - number('live_bytes'))
 end
-local size = window(ARGV[3])
+local size = window(ARGV[4])
 if live * 2 > size then
   if field('filled') == '' then call('HSET', key.job, 'filled', now) end
 elseif field('filled') ~= '' then
-  local took = now - number('filled')
-  if took < 5000 then size = size * 2 elseif took > 20000 then size = math.ceil(size / 2) end
-  call('HSET', key.job, 'window', size)
+  local took, own = now - number('filled'), math.min(tonumber(ARGV[4]), math.max(number('window'), 128))
+  if took < 5000 then own = own * 2 elseif took > 20000 then own = math.ceil(own / 2) end
+  call('HSET', key.job, 'window', own)
   call('HDEL', key.job, 'filled')
-  size = window(ARGV[3])
+  size = window(ARGV[4])
 end
 return {call('LINDEX', key.shards, number('cursor')), number('offset'),
   math.max(0, size - live), math.max(0, room), number('planned')}

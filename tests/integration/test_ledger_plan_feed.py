@@ -130,6 +130,22 @@ def test_a_window_follows_how_fast_the_job_runs(ledger: Ledger) -> None:
     assert ledger.feed_state(feeder).room_requests == 128 - 56
 
 
+def test_as_many_requests_wait_as_run_however_long_they_take(ledger: Ledger) -> None:
+    # A window that counts what runs would leave the slots of a fleet empty.
+    ledger._window = 1000
+    unit = support.planning(ledger, total=2000)
+    ledger.add_shards(unit, ["a"], 2000)
+    feeder = support.claimed(ledger, "feed")
+    rows, fed = support.requests(unit.job_id, 1000), 0
+    for size in (128, 256, 512, 1000):
+        assert ledger.feed_state(feeder).room_requests == size - fed
+        ledger.feed(feeder, "a", fed, rows[fed:size], last=False)
+        leased = 0
+        while leased < size - fed:
+            leased += len(support.group_of(ledger, size - fed - leased).leases)
+        fed = size
+
+
 def test_a_job_of_long_prompts_leaves_room_for_the_others(ledger: Ledger) -> None:
     size = len(support.request(ids.batch_id(), 0).to_json())
     ledger._budget = 4 * size
