@@ -83,8 +83,10 @@ class Fleet:
         loads = {}
         for place, name in enumerate(fingerprints):
             live, leased, counts = found[3 * place : 3 * place + 3]
-            unfed, *rest = (max(0, int(count or 0)) for count in counts)
-            loads[name] = Load(max(0, live + unfed - leased), leased, *rest, tuple(due.get(name, ())))
+            unfed, tokens, finished, prompt, completion = (max(0, int(count or 0)) for count in counts)
+            queued = max(0, live + unfed - leased)
+            of_model = tuple(due.get(name, ()))
+            loads[name] = Load(queued, leased, tokens, finished, prompt, completion, of_model)
         return loads, int(units)
 
     def _due(self) -> dict[str, list[Due]]:
@@ -105,7 +107,7 @@ class Fleet:
         self._run("leave", name)
 
     def retire(self, names: Iterable[str]) -> None:
-        """Ask workers to end once they hold nothing: they claim no more, and hear it with their next report."""
+        """Ask workers to claim no more and to end once they hold nothing; they hear it when they report."""
         self._run("retire", *names)
 
     def present(self) -> list[Present]:

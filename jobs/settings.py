@@ -94,6 +94,12 @@ class Settings(EngineSettings, TelemetrySettings):
     drain_seconds: float = Field(
         25, gt=0, description="How long a worker told to stop may finish what it runs."
     )
+    exit_when_idle_seconds: float | None = Field(
+        None,
+        ge=0,
+        description="A worker that has had no request and no unit for so long, and for whose model nothing"
+        " waits, ends with exit code 0; None: it stays.",
+    )
 
     step_timeout_seconds: float = Field(
         900,

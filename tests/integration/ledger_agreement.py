@@ -70,7 +70,7 @@ class Agreement:
 
     @invariant()
     def what_is_left_agrees(self) -> None:
-        keys, sums = self.ledger._keys, dict.fromkeys(MODELS, [0, 0])
+        keys, sums = self.ledger._keys, {name: [0, 0] for name in MODELS}
         for job_id, job in self.model.jobs.items():
             names = ["left_unfed", "left_tokens"]
             left = [int(n or 0) for n in self.client.hmget(keys.name("job", job_id), names)]
