@@ -89,6 +89,18 @@ class Fleet:
             loads[name] = Load(queued, leased, tokens, finished, prompt, completion, of_model)
         return loads, int(units)
 
+    def pace(self, fingerprint: str) -> tuple[float | None, float | None]:
+        """Return the tokens a second of a busy worker and its start-up in seconds, as noted last."""
+        names = [f"rate:{fingerprint}", f"startup:{fingerprint}"]
+        found: Any = self._client.hmget(self._keys.name("work"), names)
+        rate, startup = (float(value) if value else None for value in found)
+        return rate, startup
+
+    def note_pace(self, fingerprint: str, rate: float, startup_seconds: float) -> None:
+        """Note what an autoscaler has learned, for the next one to begin with."""
+        facts: Any = {f"rate:{fingerprint}": rate, f"startup:{fingerprint}": startup_seconds}
+        self._client.hset(self._keys.name("work"), mapping=facts)
+
     def _due(self) -> dict[str, list[Due]]:
         due: dict[str, list[Due]] = {}
         for ms, fingerprint, rows, tokens in self._run("due", _MOST_DUE):

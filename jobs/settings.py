@@ -100,6 +100,18 @@ class Settings(EngineSettings, TelemetrySettings):
         description="A worker that has had no request and no unit for so long, and for whose model nothing"
         " waits, ends with exit code 0; None: it stays.",
     )
+    scale_target_seconds: float = Field(
+        900,
+        gt=0,
+        description="longhaul autoscale: the time in which what is left should be done; shorter takes more"
+        " workers at once (docs/scaling.md).",
+    )
+    scale_idle_seconds: float = Field(
+        60,
+        gt=0,
+        description="longhaul autoscale: how long the last worker stays without work, at least as long as a"
+        " worker takes to start.",
+    )
 
     step_timeout_seconds: float = Field(
         900,

@@ -1,4 +1,4 @@
-"""A worker that ends by itself: when it was idle for long enough, or is told to, and never with work in hand."""
+"""A worker that ends by itself: idle for long enough, or told to, and never with work in hand."""
 
 import socket
 
