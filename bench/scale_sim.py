@@ -1,7 +1,7 @@
 """Simulate rules of scaling over arrival patterns: ours (jobs.scaling), KEDA's, and a fixed fleet.
 
-What is modelled and what is not stands in bench/scale/machine.py, the patterns in bench/scale/patterns.py, the
-rules in bench/scale/rules.py. A figure is one JSON line.
+What is modelled and what is not stands in bench/scale/machine.py, the patterns in bench/scale/patterns.py,
+the rules in bench/scale/rules.py. A figure is one JSON line.
 
   bound_hours      work / peak rate: no fleet takes less
   bound_seconds    mean time of a job with all workers there from the first arrival on, but for one start-up
@@ -155,8 +155,10 @@ def _mean_seconds(jobs: patterns.Jobs, found: machine.Result) -> float:
 
 
 def _score(policy: scaling.Policy, one: machine.Machine) -> float:
-    """Return the geometric mean of hours to the bound and time to that of KEDA's defaults, weighted; a deadline
-    missed costs as much as a tenth more of everything."""
+    """Return the geometric mean of hours to the bound, times the weighted one of times to KEDA's defaults.
+
+    A deadline missed that KEDA's defaults do not miss costs as much as a tenth more of everything.
+    """
     logs = []
     for jobs, hours, seconds, misses in _yardsticks(one):
         made = machine.simulate(jobs, rules.Ours(policy, one), one)

@@ -86,6 +86,8 @@ class Decision:
 
 FIRST_FILLS = 4
 """While the rate is not known: how many batches each worker should find."""
+FIRST_MOST = 8
+"""While the rate is not known: no more workers; some requests later it is known."""
 DEADLINE_SHARE = 0.8
 """The part of the time until a deadline that is planned with."""
 
@@ -163,7 +165,8 @@ def _wanted(
     what = f"{depth.open:,} requests are left"
     if not rate:
         fills = math.ceil(depth.queued / (workers.capacity * FIRST_FILLS))
-        return max(1, min(fills, _useful(depth, workers))), f"{what}, at a rate not known yet"
+        first = max(1, min(fills, FIRST_MOST, _useful(depth, workers)))
+        return first, f"{what}, at a rate not known yet"
     horizon = max(settings.target_seconds, workers.startup_seconds / settings.startup_share)
     by_time = min(math.ceil(tokens / (rate * horizon)), _useful(depth, workers))
     by_deadline = _by_deadline(depth, rate, workers)
@@ -197,13 +200,18 @@ def share(
 
     `wanted` workers by model; `waiting`: for how many seconds a model's oldest work has waited with nobody
     to do it; `held`: slots it has. Each model that wants some gets one, who waited longest first, then who
-    has one already; the rest go one by one to the model with the most wanted for each it has.
+    has one already. Then those that run go on. The rest go one by one to the model with the most wanted for
+    each it has.
     """
     order = sorted(wanted, key=lambda name: (-waiting.get(name, 0.0), -held.get(name, 0), name))
     given = dict.fromkeys(wanted, 0)
     for name in order:
         if wanted[name] and sum(given.values()) < slots:
             given[name] = 1
+    for name in order:
+        more = min(wanted[name], held.get(name, 0)) - given[name]
+        if given[name] and more > 0:
+            given[name] += min(more, slots - sum(given.values()))
     while sum(given.values()) < slots:
         short = [name for name in order if 0 < given[name] < wanted[name]]
         if not short:
@@ -215,27 +223,34 @@ def share(
 class Pace:
     """The rate of a busy worker, learned from what finishes while requests wait, so that batches are full.
 
-    A sample takes at least `least_seconds` of worker time and something finished; it moves the estimate by
-    `weight`, and lowers it to half at most: a worker that hangs does not make the others look slow for long.
+    A sample takes `least_seconds`, of which the first results may need some, and something finished. It moves
+    the estimate by `weight`, and lowers it to half at most: a worker that hangs does not make the others look
+    slow for long.
     """
 
     def __init__(self, rate: float | None = None, least_seconds: float = 60.0, weight: float = 0.3) -> None:
         self.rate = rate
         self.stalled_seconds = 0.0
         self._least, self._weight = least_seconds, weight
-        self._worked = self._tokens = 0.0
+        self._busy = 0
+        self._forget()
 
     def add(self, passed: float, tokens: float, busy: int, queued: int) -> None:
-        """Note `tokens` finished in `passed` seconds, in which `busy` workers held requests."""
+        """Note `tokens` finished in `passed` seconds, at the end of which `busy` workers hold requests."""
         self.stalled_seconds = 0.0 if tokens > 0 or not busy else self.stalled_seconds + passed
-        if not busy or not queued:
-            self._worked = self._tokens = 0.0
+        all_the_time, self._busy = min(busy, self._busy), busy
+        if not all_the_time or not queued:
+            self._forget()
             return
-        self._worked += passed * busy
+        self._passed += passed
+        self._worked += passed * all_the_time
         self._tokens += tokens
-        if self._worked >= self._least and self._tokens > 0:
+        if self._passed >= self._least and self._tokens > 0:
             self._learn(self._tokens / self._worked)
-            self._worked = self._tokens = 0.0
+            self._forget()
+
+    def _forget(self) -> None:
+        self._passed = self._worked = self._tokens = 0.0
 
     def _learn(self, sample: float) -> None:
         if self.rate is None:

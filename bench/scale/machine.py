@@ -1,22 +1,23 @@
 """The fleet that is simulated: what a worker does in a second, how jobs share it, and what it costs.
 
-A fluid by ticks. Requests are not followed one by one: a job is an amount of work, drained at the fleet's rate.
+A fluid by ticks. Requests are not followed one by one: a job is an amount of work, drained at the fleet's
+rate.
 
 Modelled
   Workers start in `startup_seconds`, up to a fifth more or less, and cost from the start on. One that retires
   takes nothing new and costs until the requests it has are done.
-  A worker's rate grows with its batch b as peak * b (1 + h) / (b + h C): C requests at once reach the peak, one
-  alone a small part of it. What is open spreads evenly over those that serve.
-  Jobs share the fleet as tenants' fair turns do: each gets as many running requests as its fair share, none more
+  A worker's rate grows with its batch b as peak * b (1 + h) / (b + h C): C requests at once reach the peak,
+  one alone a small part of it. What is open spreads evenly over those that serve.
+  Jobs share the fleet as tenants' fair turns do: each gets its fair share of the running requests, none more
   than it has; what is left over goes to the others (max-min).
   A job whose queue is empty still has its longest request to finish, which takes the time that its output
   takes, and holds one worker meanwhile.
-  Redis shows 4,096 requests of a job at most (LONGHAUL_FEED_WINDOW_REQUESTS): this is what KEDA sees. Ours also
-  reads what is not fed yet. Both see it as it is at their last look.
+  Redis shows 4,096 requests of a job at most (LONGHAUL_FEED_WINDOW_REQUESTS): this is what KEDA sees. Ours
+  also reads what is not fed yet. Both see it as it is at their last look.
   The rate that ours learns is that of the last minutes, as jobs.scaling.Pace measures it.
 
-Not modelled: planning time, crashes, preemption, different models, prefixes that are shared, and that a worker
-told to stop by Kubernetes gives back what it does not finish in time (which would cost KEDA's rules more).
+Not modelled: planning time, crashes, preemption, several models, prefixes that are shared, and that a worker
+which Kubernetes stops gives back what it does not finish in time (which would cost KEDA's rules more).
 """
 
 from collections import deque

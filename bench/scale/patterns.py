@@ -1,8 +1,8 @@
 """Arrival patterns: jobs with a time, a number of requests, tokens of each, and a deadline.
 
-No recording of a production queue is there to be replayed. Sizes are derived: tokens a request from the shapes
-that bench/workloads.py measures engines with (`shared` 650 in, 64 out; `nested` 490 in, 32 out; `mixed` up to
-1,000 in, up to 128 out) and from chats with long answers; jobs have up to 50,000 requests, the most that
+No recording of a production queue is there to be replayed. Sizes are derived: tokens a request from the
+shapes of bench/workloads.py (`shared` 650 in, 64 out; `nested` 490 in, 32 out; `mixed` up to 1,000 in and 128
+out) and from chats with long answers; jobs have up to 50,000 requests, the most that
 LONGHAUL_MAX_REQUESTS_PER_JOB allows, and a bulk load is many such jobs. Times are seconds.
 """
 

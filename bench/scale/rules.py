@@ -42,10 +42,10 @@ class Keda:
     """A ScaledObject with one redis trigger on the requests that Redis shows, and the HPA behind it.
 
     Facts of KEDA 2.x and Kubernetes' autoscaling/v2: the metric is an AverageValue, so the HPA wants
-    ceil(depth / target); it looks every 15 s and does nothing within a tolerance of 10 %; up, by the larger of
-    4 pods and 100 % each 15 s; down, to the largest that it wanted in the last 300 s, by at most `down` pods
-    a minute (None: all at once). KEDA polls every 30 s when there are none, and goes from one to none 300 s
-    after the depth was last above the activation (0).
+    ceil(depth / target); it looks every 15 s and does nothing within a tolerance of 10 %; up, by the larger
+    of 4 pods and 100 % each 15 s; down, to the largest that it wanted in the last 300 s, by at most `down`
+    pods a minute (None: all at once). KEDA polls every 30 s when there are none, and goes from one to none
+    300 s after the depth was last above the activation (0).
     """
 
     every = 15.0
