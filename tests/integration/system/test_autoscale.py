@@ -1,4 +1,4 @@
-"""longhaul autoscale with real workers: from none and back, after deaths, and never at the cost of what runs."""
+"""longhaul autoscale with real workers: from none and back, after deaths, never at the cost of what runs."""
 
 import json
 import os
@@ -29,7 +29,16 @@ class Scaler:
         directory.mkdir(exist_ok=True)
         self.log, self._out = directory / "autoscale.log", directory / "autoscale.jsonl"
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LONGHAUL_")}
-        command = [sys.executable, "-m", "jobs.cli", "autoscale", "--json", "--logs", str(directory), *options]
+        command = [
+            sys.executable,
+            "-m",
+            "jobs.cli",
+            "autoscale",
+            "--json",
+            "--logs",
+            str(directory),
+            *options,
+        ]
         with self._out.open("wb") as out, self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command, env=clean | systems.environment(one.settings) | changes, stdout=out, stderr=log
