@@ -71,7 +71,8 @@ def choose(seed: int) -> None:
     policy = scaling.Policy(most=MOST)
     for _, (field, values) in itertools.product(range(2), _GRID.items()):
         scored = [(_score(replace(policy, **{field: value}), one), value) for value in values]
-        best, value = min(scored)
+        best = min(score for score, _ in scored)
+        value = max(value for score, value in scored if score <= best * 1.001)  # of equals the calmest
         policy = replace(policy, **{field: value})
         _print(
             figure="choose",

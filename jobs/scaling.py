@@ -53,7 +53,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class Policy:
-    """What decides. The defaults of the last six are chosen with bench/scale_sim.py.
+    """What decides. The defaults from `target_seconds` to `fill` are chosen with bench/scale_sim.py.
 
     least, most       bounds of the count
     target_seconds    the time in which what is left should be done
@@ -66,12 +66,12 @@ class Policy:
 
     least: int = 0
     most: int = 1
-    target_seconds: float = 900.0
+    target_seconds: float = 600.0
     spare_seconds: float = 60.0
     idle_seconds: float = 60.0
-    startup_patience: float = 1.0
+    startup_patience: float = 0.5
     startup_share: float = 0.2
-    fill: float = 0.5
+    fill: float = 0.75
     stall_seconds: float = 900.0
 
 

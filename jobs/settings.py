@@ -101,7 +101,7 @@ class Settings(EngineSettings, TelemetrySettings):
         " waits, ends with exit code 0; None: it stays.",
     )
     scale_target_seconds: float = Field(
-        900,
+        600,
         gt=0,
         description="longhaul autoscale: the time in which what is left should be done; shorter takes more"
         " workers at once (docs/scaling.md).",
@@ -109,8 +109,8 @@ class Settings(EngineSettings, TelemetrySettings):
     scale_idle_seconds: float = Field(
         60,
         gt=0,
-        description="longhaul autoscale: how long the last worker stays without work, at least as long as a"
-        " worker takes to start.",
+        description="longhaul autoscale: how long the last worker stays without work; at least half the time"
+        " that one takes to start.",
     )
 
     step_timeout_seconds: float = Field(

@@ -114,7 +114,7 @@ class World:
         self.control = Slot("control", 99) if len(models) > 1 else None
         self.said: list[tuple[str, dict[str, Any]]] = []
         policy = scaling.Policy(
-            most=places, target_seconds=100, idle_seconds=10, spare_seconds=10, startup_share=0.5
+            most=places, target_seconds=100, idle_seconds=10, spare_seconds=10, startup_share=0.5, fill=0.5
         )
         given: Any = (self.fleet, self.slots)
         control: Any = self.control
