@@ -4,6 +4,8 @@
 it over arrival patterns.
 """
 
+import bisect
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -88,7 +90,7 @@ FIRST_FILLS = 4
 """While the rate is not known: how many batches each worker should find."""
 FIRST_MOST = 8
 """While the rate is not known: no more workers; some requests later it is known."""
-DEADLINE_SHARE = 0.8
+DEADLINE_SHARE = 0.7
 """The part of the time until a deadline that is planned with."""
 
 
@@ -135,12 +137,18 @@ def _fewest(depth: Depth, workers: Workers, settings: Policy) -> int:
 
 
 def _by_deadline(depth: Depth, rate: float | None, workers: Workers) -> int:
-    """Return how many finish what is due by each deadline, the earliest first (a demand bound)."""
+    """Return how many finish each job by its deadline, when all take turns.
+
+    With equal turns a job is through when those that are smaller are, and of the others as much as of itself.
+    """
     if not rate or not depth.open:
         return 0
-    most, due = 0, 0.0
+    sizes = sorted(tokens for _, tokens in depth.due)
+    sums = list(itertools.accumulate(sizes, initial=0.0))
+    most = 0
     for seconds, tokens in depth.due:
-        due += tokens
+        smaller = bisect.bisect_left(sizes, tokens)
+        due = sums[smaller] + tokens * (len(sizes) - smaller)
         left = seconds * DEADLINE_SHARE
         if due > rate * left * workers.serving:  # others must be started first
             left -= workers.startup_seconds

@@ -107,9 +107,17 @@ def test_a_deadline_asks_for_more() -> None:
     tokens = 600 * RATE * 2
     assert count(Depth(queued=10_000), tokens, WORKERS) == 2
     due = Depth(queued=10_000, due=((250.0, tokens),))
-    assert count(due, tokens, WORKERS) == 9, "1200 s of work in 80 % of 250 s, less a start-up"
-    both = Depth(queued=10_000, due=((3600.0, 100.0), (4000.0, 16 * 3200 * RATE)))
-    assert count(both, 1e9, WORKERS) == 16, "what is due later comes on top of what is due first"
+    assert count(due, tokens, WORKERS) == 11, "1200 s of work in 70 % of 250 s, less a start-up"
+
+
+def test_a_job_that_is_due_takes_turns_with_those_that_are_not() -> None:
+    due, later = 100 * RATE, 86_400.0
+    assert count(Depth(queued=10_000, due=((1000.0, due),)), 0, WORKERS) == 1
+    small = [(later, due / 100)] * 7
+    assert count(Depth(queued=10_000, due=((200.0, due), *small)), 0, WORKERS) == 2
+    large = [(later, due * 10)] * 7
+    found = count(Depth(queued=10_000, due=((200.0, due), *large)), 0, WORKERS)
+    assert found == 10, "of each of the others as much as of itself: 800 s in 70 % of 200 s, less a start-up"
 
 
 def test_without_a_rate_a_few_begin_and_measure_it() -> None:
