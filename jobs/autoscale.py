@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from jobs import errors, scaling
+from jobs import errors, ids, scaling
 from jobs.autoscale_lines import told
 from jobs.ledger_fleet import Fleet, Load, Present
 from jobs.settings import Settings
@@ -91,6 +91,9 @@ class Autoscaler:
         self._fleet, self._slots, self._policy, self._report = fleet, list(slots), policy, report
         self._control, self._dry, self._clock = control, dry, clock
         self._host = socket.gethostname()
+        self._name = f"{self._host}-{ids.ulid()}"
+        # Longer than it takes what one does to show in the reports that another reads.
+        self._turn_seconds = 3 * settings.heartbeat_seconds
         names = [settings.model] if settings.model else list(settings.models)
         self._models = [
             Scaled(name, settings.fingerprints[name], capacity=settings.max_running)
@@ -237,8 +240,9 @@ class Autoscaler:
         free = [slot for slot in self._slots if slot.may_start(model.name)]
         new = free[: max(0, count - have)]
         gone = self._chosen(held, have - count, present)
-        if new or gone:
-            self._report("scale", _change(model.name, have, have + len(new) - len(gone), reason))
+        if not (new or gone) or not self._fleet.take_turn(model.fingerprint, self._name, self._turn_seconds):
+            return
+        self._report("scale", _change(model.name, have, have + len(new) - len(gone), reason))
         for slot in new:
             slot.start(model.name)
             self._report("start", {"slot": slot.name, "model": model.name, "pid": slot.pid})

@@ -45,7 +45,8 @@
 --   work               HASH "<what>:<m>" -> number, for scaling. Of what is left: unfed (requests not in Redis
 --                      yet), tokens (of prompts, once a job is planned; also left_unfed and left_tokens in
 --                      job:<id>). Of what has finished, ever: finished (rows), prompt, completion (tokens).
---                      Of workers, as seen last: rate (tokens a second), startup (seconds)
+--                      Of workers, as seen last: rate (tokens a second), startup (seconds).
+--                      turn: "<autoscaler>|<ms>", which one changes the number of workers, and until when
 --   workers            HASH worker -> "<ms of its last report>|<facts JSON>"
 --   retiring           SET of workers that are to end once they hold nothing
 --   fed_bytes          bytes of all payloads in requests:*

@@ -37,6 +37,16 @@ for place = 1, #all, 2 do
 end
 return found
 
+--@ turn
+-- '', fingerprint, autoscaler, ms. Returns 1 if it may start and retire workers of the model now: what another
+-- did less than this ago may not show yet. Twice: it has the turn already.
+even_when_full()
+local name = 'turn:' .. ARGV[2]
+local whose, until_ = string.match(call('HGET', key.work, name) or '', '^(.*)|(%d+)$')
+if whose and whose ~= ARGV[3] and tonumber(until_) > now then return 0 end
+call('HSET', key.work, name, ARGV[3] .. '|' .. string.format('%.0f', now + ARGV[4]))
+return 1
+
 --@ due
 -- '', most. Returns (ms until its deadline, fingerprint, rows left, prompt tokens left) of the jobs that expire
 -- first, planned ones only.

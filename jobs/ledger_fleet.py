@@ -101,6 +101,10 @@ class Fleet:
         facts: Any = {f"rate:{fingerprint}": rate, f"startup:{fingerprint}": startup_seconds}
         self._client.hset(self._keys.name("work"), mapping=facts)
 
+    def take_turn(self, fingerprint: str, autoscaler: str, seconds: float) -> bool:
+        """Tell whether this autoscaler may change the workers of a model; for so long no other may then."""
+        return bool(self._run("turn", fingerprint, autoscaler, int(seconds * 1000)))
+
     def _due(self) -> dict[str, list[Due]]:
         due: dict[str, list[Due]] = {}
         for ms, fingerprint, rows, tokens in self._run("due", _MOST_DUE):

@@ -1,6 +1,7 @@
 """What scaling reads: how much is left by model, whether or not it is in Redis, and who is there to do it."""
 
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -99,6 +100,22 @@ def test_units_are_those_that_are_open(ledger: Ledger) -> None:
     assert ledger.fleet.load([MODEL])[1] == 0
     ledger.create(support.record())
     assert ledger.fleet.load([MODEL])[1] == 1
+
+
+def test_one_autoscaler_at_a_time_changes_the_workers_of_a_model(ledger: Ledger) -> None:
+    assert ledger.fleet.take_turn(MODEL, "a", 60)
+    assert ledger.fleet.take_turn(MODEL, "a", 0.05)
+    assert not ledger.fleet.take_turn(MODEL, "b", 60)
+    assert ledger.fleet.take_turn("other@1", "b", 60)
+    time.sleep(0.1)
+    assert ledger.fleet.take_turn(MODEL, "b", 60)
+    assert not ledger.fleet.take_turn(MODEL, "a", 60)
+
+
+def test_what_was_learned_is_there_for_the_next(ledger: Ledger) -> None:
+    assert ledger.fleet.pace(MODEL) == (None, None)
+    ledger.fleet.note_pace(MODEL, 12.5, 60.0)
+    assert ledger.fleet.pace(MODEL) == (12.5, 60.0)
 
 
 def worker(name: str = "w") -> Present:

@@ -80,7 +80,8 @@ class Fleet:
         self.retired: list[str] = []
         self.left: list[str] = []
         self.known: dict[str, tuple[float, float]] = {}
-        self.away = False
+        self.away, self.mine = False, True
+        self.turns: list[str] = []
 
     def load(self, names: list[str]) -> tuple[dict[str, Load], int]:
         if self.away:
@@ -95,6 +96,12 @@ class Fleet:
 
     def leave(self, name: str) -> None:
         self.left.append(name)
+
+    def take_turn(self, name: str, who: str, seconds: float) -> bool:
+        if not self.mine:
+            return False
+        self.turns.append(who)
+        return True
 
     def pace(self, name: str) -> tuple[float | None, float | None]:
         return self.known.get(name, (None, None))
@@ -250,6 +257,19 @@ def test_workers_of_other_machines_count_and_silent_ones_do_not() -> None:
     world.fleet.workers = [far, Present("old", "elsewhere", 6, far.model, "serving", age_seconds=50)]
     world.turns()
     assert world.running() == ["gpu 0", "gpu 1"]
+
+
+def test_while_another_autoscaler_moves_this_one_does_not() -> None:
+    world = World()
+    world.fleet.mine = False
+    world.put(queued=1000, tokens=30_000)
+    world.turns(5)
+    assert world.running() == []
+    assert world.said == []
+    world.fleet.mine = True
+    world.turns(5)
+    assert len(world.running()) == 3
+    assert len(world.fleet.turns) == 1, "only who moves needs the turn"
 
 
 def test_a_model_without_a_worker_gets_a_slot_after_its_turn_and_not_at_once() -> None:
