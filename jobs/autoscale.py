@@ -4,7 +4,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import redis
@@ -12,62 +12,18 @@ import redis
 from jobs import errors, ids, scaling
 from jobs.autoscale_lines import told
 from jobs.ledger_fleet import Fleet, Load, Present
+from jobs.scaled import FIRST_STARTUP_SECONDS, Scaled, depth_of, tokens_left
 from jobs.settings import Settings
 from jobs.slots import Slot
 
 Report = Callable[[str, dict[str, Any]], None]
 """Hears of each event: its name, and what is known of it."""
-FIRST_STARTUP_SECONDS = 60.0
-"""What a start-up is taken for before one was seen."""
 TURN_SECONDS = 300.0
 """How long work of a model without any worker waits before another model gives up a slot."""
-_WEIGHT = 0.5
 
 
 class NoSlotLeft(errors.LonghaulError):
     """No slot is left: workers ended again and again, and nothing will be started. The reasons are above."""
-
-
-@dataclass
-class Scaled:
-    """A model that is scaled, with what was learned of it."""
-
-    name: str
-    fingerprint: str
-    pace: scaling.Pace = field(default_factory=scaling.Pace)
-    startup_seconds: float = FIRST_STARTUP_SECONDS
-    spare_seconds: float = 0.0
-    waiting_seconds: float = 0.0
-    capacity: int = 1
-    seen: Load | None = None
-    told: tuple[int, int] = (0, 0)
-    noted: tuple[float | None, float] = (None, 0.0)
-
-    def learn(self, load: Load, passed: float, busy: int) -> None:
-        """Note what has finished since the last look."""
-        before = self.seen or load
-        done = load.prompt + load.completion - before.prompt - before.completion
-        self.pace.add(passed, max(0, done), busy, load.queued)
-        self.seen = load
-
-    def started(self, seconds: float) -> None:
-        """Note how long a worker took from its start until it served."""
-        first = self.startup_seconds == FIRST_STARTUP_SECONDS
-        self.startup_seconds += (1.0 if first else _WEIGHT) * (seconds - self.startup_seconds)
-
-
-def tokens_left(load: Load) -> float:
-    """Return the tokens that are left to compute: prompts, and outputs as long as those so far."""
-    rows = max(1, load.finished)
-    prompts = load.tokens or (load.queued + load.leased) * load.prompt / rows
-    return prompts + (load.queued + load.leased) * load.completion / rows
-
-
-def depth_of(load: Load, units: int) -> scaling.Depth:
-    """Return a load as the policy sees it."""
-    output = load.completion / max(1, load.finished)
-    due = tuple((one.seconds, one.tokens + one.rows * output) for one in load.due)
-    return scaling.Depth(load.queued, load.leased, units, due)
 
 
 class Autoscaler:
@@ -181,32 +137,24 @@ class Autoscaler:
         self, model: Scaled, load: Load, units: int, present: list[Present], passed: float
     ) -> tuple[scaling.Decision, int]:
         """Return what the policy wants, and how many of those are workers that others started."""
-        mine = {slot.pid for slot in self.slots if slot.worker}
         its = [each for each in present if each.model == model.fingerprint]
-        others = [each for each in its if not (each.host == self._host and each.pid in mine)]
-        serving = [each for each in others if each.state == "serving"]
-        loading = sum(each.state == "loading" for each in others)
-        if capacities := [each.capacity for each in its if each.state == "serving"]:
-            model.capacity = max(1, *capacities)
-        busy = sum(each.held > 0 for each in its)
-        model.learn(load, passed, busy)
+        model.learn(load, passed, its)
         self._note(model)
+        mine = {slot.pid for slot in self.slots if slot.worker}
+        others = [each for each in its if not (each.host == self._host and each.pid in mine)]
+        serving = sum(each.state == "serving" for each in others)
+        loading = sum(each.state == "loading" for each in others)
         own = [slot for slot in self._slots if slot.model == model.name]
-        workers = scaling.Workers(
-            serving=sum(slot.serving for slot in own) + len(serving),
-            starting=sum(slot.starting for slot in own) + loading,
-            capacity=model.capacity,
-            startup_seconds=model.startup_seconds,
-            spare_seconds=model.spare_seconds,
-            stalled_seconds=model.pace.stalled_seconds,
+        workers = model.workers(
+            serving + sum(slot.serving for slot in own), loading + sum(slot.starting for slot in own)
         )
-        policy = replace(self._policy, most=self._policy.most + len(serving) + loading)
+        policy = replace(self._policy, most=self._policy.most + serving + loading)
         depth = depth_of(load, units)
         decision = scaling.desired(depth, tokens_left(load), model.pace.rate, workers, policy)
         model.spare_seconds = scaling.spare(decision, workers.count, model.spare_seconds, passed)
         waits = depth.open and not workers.count
         model.waiting_seconds = model.waiting_seconds + passed if waits else 0.0
-        return decision, len(serving) + loading
+        return decision, serving + loading
 
     def _note(self, model: Scaled) -> None:
         """Leave what was learned for the next autoscaler, when it has changed; a full Redis does without."""

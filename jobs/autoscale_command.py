@@ -77,7 +77,11 @@ def command(
     if least > most:
         raise click.BadParameter(f"{least} is more than {most}, the most there may be", param_hint="--min")
     policy = scaling.Policy(
-        least, most, target_seconds=settings.scale_target_seconds, idle_seconds=settings.scale_idle_seconds
+        least,
+        most,
+        target_seconds=settings.scale_target_seconds,
+        spare_seconds=settings.scale_idle_seconds,
+        idle_seconds=settings.scale_idle_seconds,
     )
     several = (settings.model is None and len(settings.models) != 1) or settings.model == "none"
     control = slots.Slot("control", {"CUDA_VISIBLE_DEVICES": ""}, logs, settings) if several else None

@@ -109,7 +109,7 @@ class Settings(EngineSettings, TelemetrySettings):
     scale_idle_seconds: float = Field(
         60,
         gt=0,
-        description="longhaul autoscale: how long the last worker stays without work; at least half the time"
+        description="longhaul autoscale: how long workers stay that are not needed; at least half the time"
         " that one takes to start.",
     )
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from jobs import autoscale, autoscale_lines, cli, scaling, slots
+from jobs import autoscale, autoscale_lines, cli, scaled, scaling, slots
 from jobs.autoscale import Autoscaler
 from jobs.ledger_fleet import Due, Load, Present
 from jobs.settings import ModelSettings, Settings
@@ -170,10 +170,10 @@ def test_an_open_unit_is_enough_for_one_worker() -> None:
 
 def test_outputs_are_expected_to_be_as_long_as_those_so_far() -> None:
     load = Load(queued=8, leased=2, tokens=1000, finished=4, prompt=400, completion=80)
-    assert autoscale.tokens_left(load) == 1000 + 10 * 20
-    assert autoscale.tokens_left(Load(queued=10, finished=4, prompt=400, completion=80)) == 10 * 120
+    assert scaled.tokens_left(load) == 1000 + 10 * 20
+    assert scaled.tokens_left(Load(queued=10, finished=4, prompt=400, completion=80)) == 10 * 120
     due = Load(queued=1, finished=4, completion=80, due=(Due(60, 3, 300),))
-    assert autoscale.depth_of(due, 2) == scaling.Depth(1, 0, 2, ((60, 360),))
+    assert scaled.depth_of(due, 2) == scaling.Depth(1, 0, 2, ((60, 360),))
 
 
 def test_as_many_start_as_the_rate_known_from_before_asks_for() -> None:

@@ -149,6 +149,7 @@ def test_a_busy_worker_is_not_stopped_however_long_it_takes(system: Start, scale
     assert all(event["status"] == 0 for event in scaler.wait("ended", 2))
 
 
+@pytest.mark.long
 def test_it_keeps_what_runs_while_redis_is_away(system: Start, scale: Scale, tmp_path: Path) -> None:
     redis = OwnRedis(tmp_path / "redis")
     try:
@@ -171,6 +172,7 @@ def test_it_keeps_what_runs_while_redis_is_away(system: Start, scale: Scale, tmp
         redis.stop()
 
 
+@pytest.mark.long
 def test_several_models_share_one_slot_in_turn(system: Start, scale: Scale, tiny: Path) -> None:
     models = {name: ModelSettings(source=str(tiny), engine="echo") for name in ("m", "other")}
     one = quick(system, models=models)
@@ -194,6 +196,7 @@ def test_a_dry_run_says_what_it_would_do_and_starts_nothing(system: Start, scale
     assert not scaler.events("start")
 
 
+@pytest.mark.long
 def test_two_of_one_namespace_do_not_share_a_slot(system: Start, scale: Scale) -> None:
     one = quick(system)
     first = scale(one, "--cpus", "1", "--min", "1")
@@ -204,6 +207,7 @@ def test_two_of_one_namespace_do_not_share_a_slot(system: Start, scale: Scale) -
     assert first.stop() == 0
 
 
+@pytest.mark.long
 def test_workers_that_others_started_count(system: Start, scale: Scale) -> None:
     one = quick(system, faults=("slow:0.5",))
     one.start_worker().wait_serving()
