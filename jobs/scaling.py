@@ -68,7 +68,7 @@ class Policy:
 
     least: int = 0
     most: int = 1
-    target_seconds: float = 600.0
+    target_seconds: float = 900.0
     spare_seconds: float = 60.0
     idle_seconds: float = 60.0
     startup_patience: float = 0.5

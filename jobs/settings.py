@@ -101,7 +101,7 @@ class Settings(EngineSettings, TelemetrySettings):
         " waits, ends with exit code 0; None: it stays.",
     )
     scale_target_seconds: float = Field(
-        600,
+        900,
         gt=0,
         description="longhaul autoscale: the time in which what is left should be done; shorter takes more"
         " workers at once (docs/scaling.md).",

@@ -73,14 +73,14 @@ class Scaler(Protocol):
 
 @dataclass
 class Result:
-    """What a run cost. Series are one value a tick."""
+    """What a run cost. Series have a value for each of `times`; in the pauses between there was nothing."""
 
     worker_hours: float
     makespan: float
     finished: Array
     deadline_misses: int
     starts: int
-    tick: float
+    times: list[float] = field(repr=False)
     workers: list[int] = field(repr=False)
     depth: list[int] = field(repr=False)
 
@@ -142,6 +142,7 @@ def simulate(jobs: Jobs, scaler: Scaler, machine: Machine, tick: float = 5.0, se
     ends_after = np.full(len(left), np.inf)
     now = float(jobs.arrival[0])
     next_look, done_tokens, hours = now, 0.0, 0.0
+    times: list[float] = []
     workers: list[int] = []
     depths: list[int] = []
     first, last_job = 0, 0
@@ -163,6 +164,7 @@ def simulate(jobs: Jobs, scaler: Scaler, machine: Machine, tick: float = 5.0, se
             seconds = float(np.mean(tail[active])) / 4 if len(active) else 0.0
             fleet.scale(scaler.decide(view), now, batch, seconds)
             next_look = now + scaler.every
+        times.append(now)
         workers.append(fleet.cost)
         depths.append(total)
         hours += fleet.cost * tick / 3600
@@ -183,7 +185,7 @@ def simulate(jobs: Jobs, scaler: Scaler, machine: Machine, tick: float = 5.0, se
         now += tick
     misses = int((finished > jobs.deadline).sum())
     made = float(finished.max() - jobs.arrival[0])
-    return Result(hours, made, finished, misses, fleet.starts, tick, workers, depths)
+    return Result(hours, made, finished, misses, fleet.starts, times, workers, depths)
 
 
 def _drain(

@@ -26,15 +26,15 @@ def _figure(height: float) -> tuple[Any, Any]:
 
 
 def over_time(runs: Mapping[str, Result], path: Path) -> None:
-    """Draw how many workers there were over the first hours, and how much was left with our rule."""
-    pyplot, (figure, below) = _figure(4.5)
+    """Draw how many workers there were over the first hours."""
+    pyplot, (figure, axes) = _figure(4.5)
     for rule, run in runs.items():
-        ticks = min(len(run.workers), int(_HOURS * 3600 / run.tick))
-        hours = [tick * run.tick / 3600 for tick in range(ticks)]
-        below.step(hours, run.workers[:ticks], where="post", label=NAMES[rule], linewidth=1.2)
-    below.set(xlabel="hours", ylabel="workers", title="Workers over time: bursts of jobs (simulated)")
-    below.legend(loc="upper right", fontsize=8)
-    below.grid(alpha=0.3)
+        hours = [(at - run.times[0]) / 3600 for at in run.times]
+        shown = sum(hour <= _HOURS for hour in hours)
+        axes.step(hours[:shown], run.workers[:shown], where="post", label=NAMES[rule], linewidth=1.2)
+    axes.set(xlabel="hours", ylabel="workers", title="Workers over time: bursts of jobs (simulated)")
+    axes.legend(loc="upper right", fontsize=8)
+    axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
