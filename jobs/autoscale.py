@@ -192,9 +192,13 @@ class Autoscaler:
             return
         self._report("scale", _change(model.name, have, have + len(new) - len(gone), reason))
         for slot in new:
-            slot.start(model.name)
-            self._report("start", {"slot": slot.name, "model": model.name, "pid": slot.pid})
+            self._start(slot, model.name)
         self._retire(gone)
+
+    def _start(self, slot: Slot, model: str | None) -> None:
+        slot.start(model)
+        self._ended.discard(slot.pid)  # numbers of processes come again
+        self._report("start", {"slot": slot.name, "model": model, "pid": slot.pid})
 
     def _chosen(self, held: list[Slot], count: int, present: list[Present]) -> list[tuple[Slot, Present]]:
         """Choose who retires: idle ones first, then who holds least. Who never reported is left alone."""
@@ -220,8 +224,7 @@ class Autoscaler:
         starting = any(each.worker and not each.retiring for each in self._slots)
         if units and not others and not starting and slot.may_start(None) and not self._dry:
             self._report("scale", _change(None, 0, 1, f"{units} units of jobs are open"))
-            slot.start(None)
-            self._report("start", {"slot": slot.name, "model": None, "pid": slot.pid})
+            self._start(slot, None)
         its = [each for each in present if each.pid == slot.pid and each.host == self._host]
         serving = any(each.state == "serving" for each in others)
         if slot.serving and its and not its[0].units:

@@ -72,6 +72,8 @@ def command(
     settings = Settings.load()
     if not settings.models and settings.model != "none":
         raise errors.SettingsError("LONGHAUL_MODELS is empty: there is nothing to scale.")
+    if settings.model is not None:
+        _ = settings.served  # raises SettingsError for a model that is none of those
     places = _slots(gpus, cpus, logs, settings)
     most = min(most or len(places), len(places))
     if least > most:
