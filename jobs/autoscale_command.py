@@ -113,8 +113,7 @@ def _run(scaler: autoscale.Autoscaler, dry: bool) -> None:
         signal.signal(number, interrupt)
     try:
         if not dry:
-            for slot in scaler.slots:
-                slot.lock()
+            scaler.lock()
         while not stopping.is_set():
             scaler.turn()
             stopping.wait(_LOOK_SECONDS)

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import sys
 import tempfile
 import time
@@ -73,7 +74,9 @@ class Slot:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self._environment, self._settings, self._clock = name, environment, settings, clock
-        self._log = logs / f"worker-{name.replace(' ', '')}.log"
+        # Names of MIG devices have slashes.
+        self._plain = re.sub(r"[^\w-]", "", name.replace("/", "-"))
+        self._log = logs / f"worker-{self._plain}.log"
         self._crashes: dict[str | None, Crashes] = {}
         self._given_up: set[str | None] = set()
         self._due = 0.0
@@ -113,7 +116,7 @@ class Slot:
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         environment = os.environ | self._environment | {"LONGHAUL_MODEL": model or "none", "PYTHONPATH": path}
         command = [sys.executable, "-m", "celery", "-A", "worker", "worker"]
-        command += ["--hostname", f"{self.name.replace(' ', '')}-{os.getpid()}@%h"]
+        command += ["--hostname", f"{self._plain}-{os.getpid()}@%h"]
         stop_seconds = self._settings.drain_seconds + 20
         self.worker = servers.Server(
             f"worker on {self.name}", command, self._log, environment=environment, stop_seconds=stop_seconds
@@ -167,7 +170,9 @@ class Slot:
             self.worker = None
 
     def lock(self) -> None:
-        """Keep other autoscalers of this namespace out of this slot; raises SlotTaken."""
+        """Keep other autoscalers of this namespace out of this slot; raises SlotTaken. Twice is once."""
+        if self._lock is not None:
+            return
         facts = "\0".join([self._settings.redis_url, self._settings.namespace, self.name])
         digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
         path = Path(tempfile.gettempdir()) / f"longhaul-slot-{os.getuid()}-{digest}"

@@ -64,6 +64,10 @@ class Slot:
 
     def terminate(self) -> None: ...
 
+    def lock(self) -> None:
+        if self.locked:
+            raise slots.SlotTaken(pid=1, slot=self.name, namespace="n")
+
     def stop(self) -> None:
         self.worker = None
 
@@ -315,6 +319,39 @@ def test_units_of_several_models_have_a_worker_of_their_own_until_others_serve()
     assert world.fleet.retired == ["c"]
 
 
+def test_another_autoscaler_of_the_machine_may_have_the_worker_for_control() -> None:
+    world = World(("m", "n"), places=1)
+    assert world.control is not None
+    world.control.locked = True
+    world.fleet.units = 1
+    world.turns()
+    assert world.control.worker is None
+    world.control.locked = False
+    world.turns()
+    assert world.control.worker is not None
+
+
+@pytest.mark.parametrize(
+    ("event", "facts", "expected"),
+    [
+        ("start", {"slot": "gpu 0", "model": "m", "pid": 5}, "gpu 0: starting a worker of m (pid 5)"),
+        ("serving", {"slot": "gpu 0", "model": None, "seconds": 3.5}, "gpu 0: serving control after 3.5 s"),
+        ("ended", {"slot": "cpu 1", "model": "m", "status": 0}, "cpu 1: the worker of m has ended"),
+        ("redis_back", {}, "Redis answers again"),
+        ("redis_away", {"reason": "no"}, "Redis does not answer: no"),
+        ("stopping", {"workers": 2, "reason": "because"}, "stopping 2 workers: because"),
+        ("scale", {"model": "m", "from": 1, "to": 3, "reason": "why"}, "m: 1 -> 3 workers: why"),
+        (
+            "would_scale",
+            {"model": "m", "from": 0, "to": 1, "reason": "why"},
+            "m: would be 0 -> 1 workers: why",
+        ),
+    ],
+)
+def test_events_are_lines_that_a_person_reads(event: str, facts: dict[str, Any], expected: str) -> None:
+    assert autoscale_lines.line(event, facts) == expected
+
+
 def test_it_ends_when_no_slot_is_left() -> None:
     world = World(places=2)
     world.fleet.units = 1
@@ -353,7 +390,10 @@ def test_a_slot_of_the_same_name_and_namespace_is_locked(tmp_path: Path) -> None
     def slot(namespace: str, name: str = "gpu 0") -> slots.Slot:
         return slots.Slot(name, {}, tmp_path, Settings(namespace=namespace, redis_url="redis://h/5"))
 
+    first = slot("one-of-a-test", "gpu MIG-GPU-5/1/2")
+    assert first._log == tmp_path / "worker-gpuMIG-GPU-5-1-2.log"
     first = slot("one-of-a-test")
+    first.lock()
     first.lock()
     try:
         with pytest.raises(slots.SlotTaken, match="gpu 0"):
