@@ -61,7 +61,7 @@ class Policy:
     target_seconds    the time in which what is left should be done
     spare_seconds     for how long fewer must do before some stop; the last one stays as long as
                       `idle_seconds`, and both at least as long as `startup_patience` start-ups
-    startup_share     the most of a worker's life that its start-up may be: what is left must keep it busy
+    startup_share     the most that a start-up may take of the time that what is left keeps a worker busy
     fill              how full batches of fewer workers may be for them to do
     stall_seconds     nothing finished for so long: more workers do not help
     """
