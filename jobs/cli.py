@@ -8,7 +8,16 @@ from pathlib import Path
 
 import click
 
-from jobs import client, commands, errors, key_commands, queue_commands, retention_commands, settings
+from jobs import (
+    autoscale_command,
+    client,
+    commands,
+    errors,
+    key_commands,
+    queue_commands,
+    retention_commands,
+    settings,
+)
 
 PLUGINS = "longhaul.commands"
 # What --help says of a plugin, so that listing the commands imports none of them.
@@ -76,7 +85,13 @@ class Commands(click.Group):
 @click.group(
     "longhaul",
     cls=Commands,
-    commands=[*commands.CLIENT, *retention_commands.COMMANDS, key_commands.keys, queue_commands.queue_keys],
+    commands=[
+        *commands.CLIENT,
+        *retention_commands.COMMANDS,
+        key_commands.keys,
+        queue_commands.queue_keys,
+        autoscale_command.command,
+    ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="longhaul")

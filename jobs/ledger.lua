@@ -1,5 +1,5 @@
--- The ledger's key layout, and the prelude of its scripts, which are in ledger_jobs.lua, ledger_requests.lua
--- and ledger_tenants.lua. ledger_scripts.py cuts those files at the `--@` lines: a script is the prelude and one
+-- The ledger's key layout, and the prelude of its scripts, which are in ledger_jobs.lua, ledger_requests.lua,
+-- ledger_tenants.lua and ledger_fleet.lua. ledger_scripts.py cuts those files at the `--@` lines: a script is the prelude and one
 -- section. Every script may run twice (clients repeat what they got no answer to), the second time even late:
 -- the comments that begin with 'Twice' say what makes that safe.
 --
@@ -42,6 +42,13 @@
 --   uploads:<t>        ZSET "<id>|<bytes>" -> until when they count: files that are being stored
 --   deadlines          ZSET job id -> expiry: jobs that can still expire
 --   models             SET of fingerprints
+--   work               HASH "<what>:<m>" -> number, for scaling. Of what is left: unfed (requests not in Redis
+--                      yet), tokens (of prompts, once a job is planned; also left_unfed and left_tokens in
+--                      job:<id>). Of what has finished, ever: finished (rows), prompt, completion (tokens).
+--                      Of workers, as seen last: rate (tokens a second), startup (seconds).
+--                      turn: "<autoscaler>|<ms>", which one changes the number of workers, and until when
+--   workers            HASH worker -> "<ms of its last report>|<facts JSON>"
+--   retiring           SET of workers that are to end once they hold nothing
 --   fed_bytes          bytes of all payloads in requests:*
 --   epoch              the last fencing epoch
 --   generation         random: another after a loss of all without a restart
@@ -242,8 +249,22 @@ local function held()
   if token ~= '' and owns('plan', token) and until_ > now then return until_ end
 end
 
--- Its quota is free again for others of the tenant.
+-- What is left of a job is counted for its model, too.
+local function left(what, change)
+  call('HINCRBY', key.job, 'left_' .. what, change)
+  call('HINCRBY', key.work, what .. ':' .. field('fingerprint'), change)
+end
+
+local function none_left()
+  for _, what in ipairs({'unfed', 'tokens'}) do
+    local rest = number('left_' .. what)
+    if rest ~= 0 then left(what, 0 - rest) end
+  end
+end
+
+-- Its quota is free again for others of the tenant, and nothing of it is left to do.
 local function free()
+  if key.job then none_left() end
   call('HDEL', key.open_requests, id)
   call('HDEL', key.open_tokens, id)
 end

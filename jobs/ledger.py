@@ -11,6 +11,7 @@ import redis
 from jobs import ledger_answers as answers
 from jobs import ledger_scripts
 from jobs.buckets import BOUNDS
+from jobs.ledger_fleet import Fleet
 from jobs.ledger_scripts import Argument
 from jobs.ledger_tenants import Tenants
 from jobs.ledger_types import (
@@ -68,6 +69,7 @@ class Ledger:
         self._keys = ledger_scripts.Keys(namespace)
         self._scripts = ledger_scripts.Scripts(client)
         self.tenants = Tenants(client, self._keys, self._scripts)
+        self.fleet = Fleet(client, self._keys, self._scripts)
         self._lease_ms = int(lease_seconds * 1000)
         self._grace_ms = int((lease_seconds / 3 if grace_seconds is None else grace_seconds) * 1000)
         # A shorter outage cannot have run a lease out, because heartbeats come several times a lease.

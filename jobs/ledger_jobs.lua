@@ -171,6 +171,7 @@ if field('begun') == ARGV[3] then return 1 end
 local other = other_model(ARGV[2])
 if other then return other end
 if ARGV[2] ~= ARGV[6] then revoke() end
+none_left()
 call('DEL', key.shards)
 call('HSET', key.job, 'begun', ARGV[3], 'total', ARGV[4], 'model', ARGV[5], 'fingerprint', ARGV[6],
   'cursor', 0, 'offset', 0, 'planned_requests', 0)
@@ -191,6 +192,7 @@ for place = 4, #ARGV do
 end
 if added == 0 then return 1 end
 call('HINCRBY', key.job, 'planned_requests', ARGV[3])
+left('unfed', ARGV[3])
 if field('state') == 'validating' then move('in_progress') end
 open_unit('feed')
 hasten('feed')
@@ -207,6 +209,7 @@ if ARGV[3] ~= '' and number('planned_requests') ~= tonumber(ARGV[3]) then return
 if field('state') == 'validating' then move('in_progress') end
 call('HSET', key.job, 'planned', 1, 'ended', ARGV[2])
 call('HSET', key.open_tokens, id, ARGV[4] - number('prompt'))
+left('tokens', math.max(0, ARGV[4] - number('prompt')) - number('left_tokens'))
 close_unit('plan')
 settle()
 return 1
@@ -276,6 +279,7 @@ if fed > 0 then join(key.turns, key.given, field('tenant'), field('tenant')) end
 call('INCRBY', key.fed_bytes, bytes)
 call('HINCRBY', key.job, 'live_bytes', bytes)
 call('HINCRBY', key.job, 'fed', fed)
+left('unfed', 0 - math.min(requests, number('left_unfed')))
 if ARGV[6] == '1' then
   call('HINCRBY', key.job, 'cursor', 1)
   call('HSET', key.job, 'offset', 0)

@@ -211,6 +211,11 @@ end
 if call('HEXISTS', key.open_requests, id) == 1 then
   call('HINCRBY', key.open_requests, id, 0 - sums.completed - sums.failed)
   call('HINCRBY', key.open_tokens, id, 0 - sums.prompt)
+  left('tokens', 0 - math.min(sums.prompt, number('left_tokens')))
+end
+for what, sum in pairs({finished = sums.completed + sums.failed, prompt = sums.prompt,
+    completion = sums.completion}) do
+  if sum > 0 then call('HINCRBY', key.work, what .. ':' .. field('fingerprint'), sum) end
 end
 if key.requests then forget(finished) end
 if kept > 0 then

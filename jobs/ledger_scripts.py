@@ -30,6 +30,9 @@ _GLOBAL = (
     "models",
     "fed_bytes",
     "epoch",
+    "work",
+    "workers",
+    "retiring",
 )
 _JOB = ("job", "live", "done", "parts", "part_index", "shards")
 _MODEL = (
@@ -140,7 +143,7 @@ def sources() -> dict[str, str]:
     folder = resources.files("jobs")
     _, prelude = folder.joinpath("ledger.lua").read_text().split("--@ prelude\n")
     bodies = {}
-    for file in ("ledger_jobs.lua", "ledger_requests.lua", "ledger_tenants.lua"):
+    for file in ("ledger_jobs.lua", "ledger_requests.lua", "ledger_tenants.lua", "ledger_fleet.lua"):
         for section in folder.joinpath(file).read_text().split("--@ ")[1:]:
             name, _, body = section.partition("\n")
             bodies[name] = prelude + body

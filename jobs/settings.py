@@ -94,6 +94,24 @@ class Settings(EngineSettings, TelemetrySettings):
     drain_seconds: float = Field(
         25, gt=0, description="How long a worker told to stop may finish what it runs."
     )
+    exit_when_idle_seconds: float | None = Field(
+        None,
+        ge=0,
+        description="A worker that has had no request and no unit for so long, and for whose model nothing"
+        " waits, ends with exit code 0; None: it stays.",
+    )
+    scale_target_seconds: float = Field(
+        900,
+        gt=0,
+        description="longhaul autoscale: the time in which what is left should be done; shorter takes more"
+        " workers at once (docs/scaling.md).",
+    )
+    scale_idle_seconds: float = Field(
+        60,
+        gt=0,
+        description="longhaul autoscale: how long workers stay that are not needed; at least half the time"
+        " that one takes to start.",
+    )
 
     step_timeout_seconds: float = Field(
         900,

@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import Any
 
-from celery import apps, bootsteps, platforms, signals
+from celery import apps, bootsteps, signals
 from celery.worker import state
 from kombu.utils import imports
 
@@ -31,6 +31,9 @@ class ServiceStep(bootsteps.StartStopStep):
     def __init__(self, worker: Any, **options: Any) -> None:
         super().__init__(worker, **options)
         app = worker.app
+        if options.get("exit_when_idle") is not None:
+            update = {"exit_when_idle_seconds": options["exit_when_idle"]}
+            app.settings = app.settings.model_copy(update=update)
         try:
             app.service = imports.symbol_by_name(app.service_class)(app.settings)
         except errors.LonghaulError as error:
@@ -38,7 +41,7 @@ class ServiceStep(bootsteps.StartStopStep):
         self._supervisor = supervisor.Supervisor(
             app.service,
             app.settings.drain_seconds,
-            fail=_end_with_failure,
+            end=_end,
             wake=lambda: worker.pool.wake(),
             busy=lambda: worker.pool.busy,
         )
@@ -81,8 +84,8 @@ class ServiceStep(bootsteps.StartStopStep):
             os._exit(sender.exitcode)
 
 
-def _end_with_failure() -> None:
-    state.should_stop = platforms.EX_FAILURE
+def _end(code: int) -> None:
+    state.should_stop = code
 
 
 def _model_threads() -> list[str]:

@@ -5,6 +5,7 @@ import os
 import sys
 from typing import Any
 
+import click
 from celery import Celery, signals
 from celery.utils import nodenames
 
@@ -16,6 +17,14 @@ _events = logging.getLogger(__name__)
 
 # Units are short and mostly wait for the store; the engine has threads of its own.
 THREADS = 4
+
+
+_EXIT_WHEN_IDLE = click.Option(
+    ["--exit-when-idle"],
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="End, with exit code 0, after so long without work (LONGHAUL_EXIT_WHEN_IDLE_SECONDS).",
+)
 
 
 class Application(Celery):
@@ -46,6 +55,7 @@ def create(settings: Settings) -> Application:
         task_acks_late=False,
     )
     made.steps["worker"].add("worker.bootstep:ServiceStep")
+    made.user_options["worker"].add(_EXIT_WHEN_IDLE)
     return made
 
 

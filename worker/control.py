@@ -42,6 +42,7 @@ class Control:
         self._settings, self._ledger, self._store = settings, ledger, store
         self._on_fed, self._on_ended = on_fed, on_ended
         self._held: dict[str, Unit] = {}
+        self.claimed = 0
         self._lock, self._planners = Lock(), Lock()
 
     def warm(self) -> None:
@@ -90,7 +91,13 @@ class Control:
             if unit is not None:
                 with self._lock:
                     self._held[unit.token] = unit
+                    self.claimed += 1
             return unit
+
+    @property
+    def held(self) -> int:
+        """How many units run here."""
+        return len(self._held)
 
     def extend(self) -> None:
         """Renew the leases of the units that run here."""

@@ -21,6 +21,7 @@ from worker.control import PLANS_AT_ONCE, Control
 from worker.flusher import Flusher
 from worker.held import Held
 from worker.metrics import endpoint, finished, gpu, state
+from worker.presence import Presence, Seen
 from worker.puller import Puller
 from worker.watchdog import EXIT_CODE, Watchdog
 
@@ -38,17 +39,28 @@ class Service:
         self.ledger = Ledger.connect(settings)
         self.store = store.open_store(settings)
         self.failed: str | None = None
+        self.retired = False
         self._producer = queue.Producer(settings)
         self._spans = spans.open_spans(settings, self.store, self.name)
         self._control = Control(settings, self.ledger, self.store, self._fed, self._unit_ended)
         self._sweeper = sweeper.Sweeper(settings, self.ledger.redis, self.store)
         self._held = Held(self._spans.dropped)
-        self._stopping, self._stopped, self._wake = Event(), Event(), Event()
+        self._stopping, self._stopped, self._wake, self._retiring = Event(), Event(), Event(), Event()
+        self._empty = Event()
+        self._free_looks = 0
         self._stop_at = float("inf")
         self._engine: engine.Engine | None = None
         self._puller: Puller | None = None
         self._flusher: Flusher | None = None
         self._watchdog = Watchdog(settings.step_timeout_seconds, self._end_hung)
+        self._presence = Presence(
+            self.ledger,
+            self.name,
+            settings.fingerprints.get(settings.served or ""),
+            self._seen,
+            self.retire,
+            settings.exit_when_idle_seconds,
+        )
         self._started = time.monotonic()
         self._registry = endpoint.registry(settings.models)
         self._finished = finished.Finished(self._registry)
@@ -69,11 +81,14 @@ class Service:
                 for number in range(PLANS_AT_ONCE + 1)
             },
             "feeder": (lambda: self._units("feed"), poll / 4, self._stopping),
+            "presence": (self._presence.report, self.settings.heartbeat_seconds, self._stopped),
+            "idleness": (self._watch_idleness, poll / 2, self._stopping),
         }
         for name, (call, seconds, until) in every.items():
             Thread(target=self._repeat, args=(call, seconds, until), name=name, daemon=True).start()
         Thread(target=self._guarded, args=(self._control.warm,), name="warm", daemon=True).start()
         self._serve_metrics()
+        Thread(target=self._guarded, args=(self._presence.report,), name="first-report", daemon=True).start()
         target = self._serve if self.settings.served else self._serve_control
         Thread(target=target, name="engine", daemon=True).start()
 
@@ -85,6 +100,13 @@ class Service:
             self._sweeper.stopping.set()
             self._wake.set()
             log.info("draining", extra={"held": len(self._held)})
+
+    def retire(self, reason: str) -> None:
+        """Claim nothing more; once nothing is held any more, `retired` says that the worker may end."""
+        if not self._retiring.is_set():
+            log.info("retiring", extra={"reason": reason, "held": len(self._held)})
+            self._retiring.set()
+            self._wake.set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the service has stopped; tell whether it has."""
@@ -102,7 +124,7 @@ class Service:
     def run_unit(self, kind: str, job_id: str) -> bool:
         """Run one unit of that kind: the job's own, or a plan of the tenant whose turn it is."""
         mine = None if kind == "plan" else job_id
-        return not self._stopping.is_set() and self._control.run_unit(kind, mine)
+        return self._claiming and self._control.run_unit(kind, mine)
 
     def stats(self) -> dict[str, Any]:
         """Return what the service and its engine are doing, as JSON values."""
@@ -124,6 +146,8 @@ class Service:
     def _state(self) -> str:
         if self._stopping.is_set():
             return "stopped" if self._stopped.is_set() else "draining"
+        if self._retiring.is_set():
+            return "retiring"
         return "loading" if self.settings.served and self._puller is None else "serving"
 
     def _serve_metrics(self) -> None:
@@ -132,6 +156,23 @@ class Service:
         if cards is not None:
             self._registry.register(cards)
         endpoint.Endpoint(self._registry, self.settings.metrics_host, self.settings.metrics_port)
+
+    @property
+    def _claiming(self) -> bool:
+        return not (self._stopping.is_set() or self._retiring.is_set())
+
+    def _seen(self) -> Seen:
+        groups = self._puller.groups if self._puller else 0
+        capacity = self._engine.config.max_running if self._engine else self.settings.max_running
+        uses = groups + self._control.claimed
+        return Seen(self._state(), len(self._held), self._control.held, uses, capacity)
+
+    def _watch_idleness(self) -> None:
+        self._presence.watch()
+        # A unit may have been claimed just before this was heard: it shows at the second look.
+        free = self._retiring.is_set() and not self._control.held
+        self._free_looks = self._free_looks + 1 if free else 0
+        self.retired = self._free_looks > 1 and (self._empty.is_set() or self._puller is None)
 
     def _serve(self) -> None:
         name = self.settings.served
@@ -152,12 +193,14 @@ class Service:
             if self.failed:
                 self._guarded(self._save)
             self._spans.close()
+            self._guarded(self._presence.leave)
             self._stopped.set()
 
     def _serve_control(self) -> None:
         log.info("serving", extra={"model": None, "worker": self.name})
         self._stopping.wait()
         self._spans.close()
+        self._guarded(self._presence.leave)
         self._stopped.set()
 
     def _pull(self, fingerprint: str) -> None:
@@ -179,7 +222,10 @@ class Service:
         self._watchdog.start()
         log.info("serving", extra={"model": fingerprint, "worker": self.name})
         while not self._stopping.is_set():
-            if not puller.turn():
+            claiming = self._claiming
+            if not puller.turn(claiming):
+                if not claiming and not len(self._held):
+                    self._empty.set()
                 self._wake.wait(self.settings.poll_seconds)
                 self._wake.clear()
         self._drain(puller, self._flusher)
@@ -237,7 +283,7 @@ class Service:
                 self._puller.cancel(lease for lease in leases if lease.request.id in lost)
 
     def _units(self, kind: str | None = None, besides: str | None = None) -> None:
-        while not self._stopping.is_set() and self._control.run_unit(kind, besides=besides):
+        while self._claiming and self._control.run_unit(kind, besides=besides):
             pass
 
     def _fed(self, fingerprint: str) -> None:

@@ -27,6 +27,7 @@ class Service(Protocol):
     """What a worker runs."""
 
     failed: str | None
+    retired: bool
 
     @property
     def loading(self) -> bool:
@@ -54,15 +55,16 @@ class Service(Protocol):
 class Supervisor:
     """The life of one service: `start`, then `begin_stop` any number of times, then `wait`.
 
-    `fail` is called (in a thread) when the service failed for good and the worker must end, `wake` when a
-    stop has begun; `busy` tells whether units run. `finish` ends a process that does not end by itself.
+    `end` is called (in a thread) with an exit code when the service failed for good or has retired and the
+    worker must end, `wake` when a stop has begun; `busy` tells whether units run. `finish` ends a process
+    that does not end by itself.
     """
 
     def __init__(
         self,
         service: Service,
         drain_seconds: float,
-        fail: Callable[[], None],
+        end: Callable[[int], None],
         wake: Callable[[], None],
         busy: Callable[[], bool],
         finish: Callable[[int], None] = os._exit,
@@ -71,7 +73,7 @@ class Supervisor:
         self.failure: str | None = None
         self.drained = False
         self._limit = drain_seconds + RELEASE_SECONDS
-        self._fail, self._wake, self._busy, self._finish = fail, wake, busy, finish
+        self._end, self._wake, self._busy, self._finish = end, wake, busy, finish
         # Not an Event: a signal handler may interrupt put() and call it again, but not set().
         self._orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._started = threading.Event()
@@ -117,7 +119,9 @@ class Supervisor:
         begun = time.monotonic()
         if self.failure is not None:
             print(f"longhaul: {self.failure}", file=sys.stderr, flush=True)
-            self._fail()
+            self._end(1)
+        elif self.service.retired:
+            self._end(0)
         log.info("stopping", extra={"loading": self.loading})
         self.service.begin_stop()
         self._wake()
@@ -135,7 +139,7 @@ class Supervisor:
             try:
                 return self._orders.get(timeout=_TICK_SECONDS)
             except queue.Empty:
-                if self.service.failed is not None:
+                if self.service.failed is not None or self.service.retired:
                     return self.service.failed
 
     def _drain(self, begun: float) -> bool:

@@ -6,7 +6,8 @@ from jobs.ledger import Ledger
 from jobs.store import ObjectStore
 
 # What outlives jobs: the last epoch, known models, when leases were looked at, answers kept for a minute, who
-# sweeps and when that was, and Celery's keys, whose messages are but wakes.
+# sweeps and when that was, Celery's keys, whose messages are but wakes, and what scaling counts and workers
+# report.
 _KEPT = {
     "epoch",
     "fed_bytes",
@@ -18,6 +19,9 @@ _KEPT = {
     "sweep",
     "swept",
     "celery",
+    "work",
+    "workers",
+    "retiring",
 }
 
 

@@ -19,6 +19,7 @@ class FakeService:
 
     def __init__(self, settings: Settings) -> None:
         self.failed: str | None = None
+        self.retired = False
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._steps = 0

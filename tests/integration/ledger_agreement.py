@@ -69,6 +69,20 @@ class Agreement:
         assert deadlines == {job_id for job_id, job in self.model.jobs.items() if job.state in OPEN}
 
     @invariant()
+    def what_is_left_agrees(self) -> None:
+        keys, sums = self.ledger._keys, {name: [0, 0] for name in MODELS}
+        for job_id, job in self.model.jobs.items():
+            names = ["left_unfed", "left_tokens"]
+            left = [int(n or 0) for n in self.client.hmget(keys.name("job", job_id), names)]
+            assert min(left) >= 0
+            assert job.state in OPEN or left == [0, 0]
+            if job.fingerprint in sums:
+                sums[job.fingerprint] = [a + b for a, b in zip(sums[job.fingerprint], left, strict=True)]
+        for fingerprint, expected in sums.items():
+            names = [f"unfed:{fingerprint}", f"tokens:{fingerprint}"]
+            assert [int(n or 0) for n in self.client.hmget(keys.name("work"), names)] == expected
+
+    @invariant()
     def requests_agree(self) -> None:
         keys, total = self.ledger._keys, 0
         for fingerprint in MODELS:

@@ -16,6 +16,7 @@ class Twin:
 
     def __init__(self, start: Callable[[], None] = lambda: None, drains: bool = True) -> None:
         self.failed: str | None = None
+        self.retired = False
         self.loading = False
         self.stops = 0
         self._start, self._drains = start, drains
@@ -47,9 +48,18 @@ class Life:
         self.failing, self.woken, self.codes = threading.Event(), threading.Event(), list[int]()
         self.finished = threading.Event()
         self.supervisor = supervisor.Supervisor(
-            twin, 0.1, fail=self.failing.set, wake=self.woken.set, busy=lambda: busy, finish=self._finish
+            twin,
+            0.1,
+            end=self._end,
+            wake=self.woken.set,
+            busy=lambda: busy,
+            finish=self._finish,
         )
         self.supervisor.start()
+
+    def _end(self, code: int) -> None:
+        self.asked = code
+        self.failing.set()
 
     def _finish(self, code: int) -> None:
         self.codes.append(code)
@@ -138,6 +148,16 @@ def test_a_service_that_cannot_start_ends_the_worker_with_one_line(
     life.supervisor.wait()
     assert life.supervisor.exit_code == 1
     assert capsys.readouterr().err == line
+
+
+def test_a_service_that_has_retired_ends_the_worker_well() -> None:
+    twin = Twin()
+    life = Life(twin)
+    twin.retired = True
+    assert life.failing.wait(5)
+    assert life.asked == 0
+    life.supervisor.wait()
+    assert (twin.stops, life.supervisor.exit_code) == (1, 0)
 
 
 def test_a_service_that_fails_later_ends_the_worker(capsys: pytest.CaptureFixture[str]) -> None:

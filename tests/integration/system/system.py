@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,21 @@ def said(custom_id: str, text: str, **body: Any) -> dict[str, Any]:
 class Worker:
     """One `celery -A worker worker` (or of another `app`) with its log."""
 
-    def __init__(self, settings: Settings, log: Path, app: str = "worker", **changes: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        log: Path,
+        app: str = "worker",
+        arguments: Sequence[str] = (),
+        **changes: str,
+    ) -> None:
         self._log = log
         clean = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "CELERY"))}
         command = [str(Path(sys.executable).with_name("celery")), "-A", app, "worker"]
         self._environment = clean | environment(settings) | changes
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [*command, "--hostname", f"{log.stem}@%h"],
+                [*command, "--hostname", f"{log.stem}@%h", *arguments],
                 env=self._environment,
                 stdout=out,
                 stderr=out,
@@ -90,10 +97,16 @@ class System:
         self.api = self._stack.enter_context(serving.serve(settings))
         self.ledger, self.store = self.api.context.ledger, self.api.context.store
 
-    def start_worker(self, settings: Settings | None = None, app: str = "worker", **changes: str) -> Worker:
-        """Start a worker; `changes` are environment variables."""
+    def start_worker(
+        self,
+        settings: Settings | None = None,
+        app: str = "worker",
+        arguments: Sequence[str] = (),
+        **changes: str,
+    ) -> Worker:
+        """Start a worker; `arguments` are options of its command, `changes` environment variables."""
         log = self._directory / f"worker{len(self.workers)}.log"
-        self.workers.append(Worker(settings or self.settings, log, app, **changes))
+        self.workers.append(Worker(settings or self.settings, log, app, arguments, **changes))
         return self.workers[-1]
 
     def submit(self, requests: Iterable[dict[str, Any]], **fields: Any) -> str:

@@ -1,0 +1,56 @@
+"""Plots of simulated fleets. matplotlib is needed for this alone: pip install 'longhaul[bench]'"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.scale.machine import Result
+
+NAMES = {
+    "ours": "longhaul autoscale",
+    "keda_defaults": "KEDA, its defaults (listLength 5)",
+    "keda_128": "KEDA, listLength 128, down 1 pod a minute",
+    "keda_2048": "KEDA, listLength 2048",
+    "fixed_8": "8 workers, always",
+}
+_HOURS = 12
+
+
+def _figure(height: float) -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot, pyplot.subplots(figsize=(9, height), layout="constrained")
+
+
+def over_time(runs: Mapping[str, Result], path: Path) -> None:
+    """Draw how many workers there were over the first hours."""
+    pyplot, (figure, axes) = _figure(4.5)
+    for rule, run in runs.items():
+        hours = [(at - run.times[0]) / 3600 for at in run.times]
+        shown = sum(hour <= _HOURS for hour in hours)
+        axes.step(hours[:shown], run.workers[:shown], where="post", label=NAMES[rule], linewidth=1.2)
+    axes.set(xlabel="hours", ylabel="workers", title="Workers over time: bursts of jobs (simulated)")
+    axes.legend(loc="upper right", fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def ratios(found: Mapping[str, Mapping[str, float]], path: Path) -> None:
+    """Draw worker-hours as a multiple of the lower bound, by pattern and rule."""
+    pyplot, (figure, axes) = _figure(4.5)
+    patterns = list(next(iter(found.values())))
+    width = 0.8 / len(found)
+    for place, (rule, by_pattern) in enumerate(found.items()):
+        left = [index + (place - len(found) / 2 + 0.5) * width for index in range(len(patterns))]
+        axes.bar(left, [by_pattern[name] for name in patterns], width, label=NAMES[rule])
+    axes.set_xticks(range(len(patterns)), patterns)
+    axes.set(yscale="log", ylabel="worker-hours / (work / peak rate)", title="Worker-hours (simulated)")
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.legend(fontsize=8)
+    axes.grid(axis="y", alpha=0.3)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

@@ -1,0 +1,130 @@
+"""The command `longhaul autoscale`."""
+
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jobs import autoscale, autoscale_lines, errors, scaling, slots
+from jobs.ledger import Ledger
+from jobs.settings import Settings
+
+_LOOK_SECONDS = 2.0
+
+
+def _ids(text: str) -> list[str]:
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found or len(set(found)) < len(found):
+        raise click.BadParameter(f"{text!r} is not a list of different GPUs such as 0,1", param_hint="--gpus")
+    return found
+
+
+@click.command("autoscale")
+@click.option(
+    "--min",
+    "least",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Keep so many of each model.",
+)
+@click.option("--max", "most", type=click.IntRange(min=1), help="Most workers.  [default: one a slot]")
+@click.option(
+    "--gpus", type=_ids, metavar="0,1,..", help="One worker at most on each.  [default: all there are]"
+)
+@click.option("--cpus", type=click.IntRange(min=1), metavar="K", help="K slots for workers without a GPU.")
+@click.option(
+    "--logs",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(".longhaul/logs"),
+    show_default=True,
+    help="Where the workers' logs go.",
+)
+@click.option("as_json", "--json", is_flag=True, help="Print events as JSON, one a line.")
+@click.option("--dry-run", is_flag=True, help="Start and stop nothing; say what would be done.")
+def command(
+    least: int,
+    most: int | None,
+    gpus: list[str] | None,
+    cpus: int | None,
+    logs: Path,
+    as_json: bool,
+    dry_run: bool,
+) -> None:
+    """Start and stop workers on this machine as work comes and goes, down to none.
+
+    It looks at what is left in Redis and runs one 'celery -A worker worker' for each slot it needs: a GPU, or
+    with --cpus a share of the processors. Settings are a worker's (docs/settings.md); with several models in
+    LONGHAUL_MODELS it divides the slots. A worker that holds requests is never killed: it claims no more, and
+    ends when they are done. Ctrl-C lets all drain (LONGHAUL_DRAIN_SECONDS), exit code 0; 1 when workers end
+    again and again in every slot. Workers elsewhere count. docs/scaling.md tells how it decides.
+
+    \b
+    longhaul autoscale --max 4                   # GPUs 0 to 3, none while nothing is to do
+    longhaul autoscale --min 1 --gpus 0,2
+    longhaul autoscale --cpus 2 --json
+    longhaul autoscale --max 8 --dry-run
+    """
+    settings = Settings.load()
+    if not settings.models and settings.model != "none":
+        raise errors.SettingsError("LONGHAUL_MODELS is empty: there is nothing to scale.")
+    if settings.model is not None:
+        _ = settings.served  # raises SettingsError for a model that is none of those
+    places = _slots(gpus, cpus, logs, settings)
+    most = min(most or len(places), len(places))
+    if least > most:
+        raise click.BadParameter(f"{least} is more than {most}, the most there may be", param_hint="--min")
+    policy = scaling.Policy(
+        least,
+        most,
+        target_seconds=settings.scale_target_seconds,
+        spare_seconds=settings.scale_idle_seconds,
+        idle_seconds=settings.scale_idle_seconds,
+    )
+    several = (settings.model is None and len(settings.models) != 1) or settings.model == "none"
+    control = slots.Slot("control", {"CUDA_VISIBLE_DEVICES": ""}, logs, settings) if several else None
+    printer = _json if as_json else _text
+    ledger = Ledger.connect(settings)
+    scaler = autoscale.Autoscaler(settings, ledger.fleet, places, policy, printer, control, dry_run)
+    _run(scaler, dry_run)
+
+
+def _slots(gpus: list[str] | None, cpus: int | None, logs: Path, settings: Settings) -> list[slots.Slot]:
+    ids = gpus if gpus is not None else [] if cpus else slots.gpus()
+    places = slots.gpu_slots(ids, logs, settings) + slots.cpu_slots(cpus or 0, logs, settings)
+    if not places:
+        raise click.UsageError("No NVIDIA GPU is found here: name them with --gpus, or say --cpus K.")
+    return places
+
+
+def _run(scaler: autoscale.Autoscaler, dry: bool) -> None:
+    stopping = threading.Event()
+
+    def interrupt(number: int, frame: object) -> None:
+        if stopping.is_set() and number == signal.SIGINT:  # a second Ctrl-C does not wait for the workers
+            raise KeyboardInterrupt
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    try:
+        if not dry:
+            scaler.lock()
+        while not stopping.is_set():
+            scaler.turn()
+            stopping.wait(_LOOK_SECONDS)
+    finally:
+        scaler.stop()
+
+
+def _json(event: str, facts: dict[str, Any]) -> None:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    click.echo(json.dumps({"time": stamp, "event": event} | facts))
+
+
+def _text(event: str, facts: dict[str, Any]) -> None:
+    click.echo(f"{time.strftime('%H:%M:%S')}  {autoscale_lines.line(event, facts)}")

@@ -1,0 +1,435 @@
+"""The autoscaler over twins of slots and of the ledger: whom it starts, whom it lets go, what it says."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner
+
+from jobs import autoscale, autoscale_lines, cli, scaled, scaling, slots
+from jobs.autoscale import Autoscaler
+from jobs.ledger_fleet import Due, Load, Present
+from jobs.settings import ModelSettings, Settings
+
+HOST = socket.gethostname()
+
+
+class Slot:
+    """A slot whose worker is a number."""
+
+    def __init__(self, name: str, pid: int) -> None:
+        self.name, self._pid = name, pid
+        self.worker: Any = None
+        self.model: str | None = None
+        self.retiring = self.came_to_serve = False
+        self.end: slots.End | None = None
+        self.gone: set[str | None] = set()
+        self.locked = False
+
+    @property
+    def serving(self) -> bool:
+        return self.worker is not None and self.came_to_serve and not self.retiring
+
+    @property
+    def starting(self) -> bool:
+        return self.worker is not None and not self.came_to_serve and not self.retiring
+
+    @property
+    def pid(self) -> int | None:
+        return self._pid if self.worker else None
+
+    def may_start(self, model: str | None) -> bool:
+        return self.worker is None and model not in self.gone
+
+    def given_up(self, model: str | None) -> bool:
+        return model in self.gone
+
+    def start(self, model: str | None) -> None:
+        self.worker, self.model, self.retiring, self.came_to_serve = object(), model, False, False
+
+    def served(self) -> float | None:
+        if self.worker is None or self.came_to_serve:
+            return None
+        self.came_to_serve = True
+        return 20.0
+
+    def ended(self) -> slots.End | None:
+        end, self.end = self.end, None
+        if end is not None:
+            self.worker = None
+        return end
+
+    def terminate(self) -> None: ...
+
+    def lock(self) -> None:
+        if self.locked:
+            raise slots.SlotTaken(pid=1, slot=self.name, namespace="n")
+
+    def stop(self) -> None:
+        self.worker = None
+
+    kill = unlock = stop
+
+
+class Fleet:
+    """A ledger's fleet with what the test puts there."""
+
+    def __init__(self) -> None:
+        self.loads: dict[str, Load] = {}
+        self.units = 0
+        self.workers: list[Present] = []
+        self.retired: list[str] = []
+        self.left: list[str] = []
+        self.known: dict[str, tuple[float, float]] = {}
+        self.away, self.mine = False, True
+        self.turns: list[str] = []
+
+    def load(self, names: list[str]) -> tuple[dict[str, Load], int]:
+        if self.away:
+            raise redis.ConnectionError("gone")
+        return {name: self.loads.get(name, Load()) for name in names}, self.units
+
+    def present(self) -> list[Present]:
+        return self.workers
+
+    def retire(self, names: list[str]) -> None:
+        self.retired += names
+
+    def leave(self, name: str) -> None:
+        self.left.append(name)
+
+    def take_turn(self, name: str, who: str, seconds: float) -> bool:
+        if not self.mine:
+            return False
+        self.turns.append(who)
+        return True
+
+    def pace(self, name: str) -> tuple[float | None, float | None]:
+        return self.known.get(name, (None, None))
+
+    def note_pace(self, name: str, rate: float, startup: float) -> None:
+        self.known[name] = (rate, startup)
+
+
+class World:
+    def __init__(self, models: tuple[str, ...] = ("m",), places: int = 4, **options: Any) -> None:
+        named = {name: ModelSettings(source="x", engine="echo") for name in models}
+        self.settings = Settings(models=named, scale_idle_seconds=10)
+        self.fingerprints = self.settings.fingerprints
+        self.fleet, self.now = Fleet(), 0.0
+        self.fleet.known = dict.fromkeys(self.fingerprints.values(), (100.0, 20.0))
+        self.slots = [Slot(f"gpu {number}", 100 + number) for number in range(places)]
+        self.control = Slot("control", 99) if len(models) > 1 else None
+        self.said: list[tuple[str, dict[str, Any]]] = []
+        policy = scaling.Policy(
+            most=places, target_seconds=100, idle_seconds=10, spare_seconds=10, startup_share=0.5, fill=0.5
+        )
+        given: Any = (self.fleet, self.slots)
+        control: Any = self.control
+        self.scaler = Autoscaler(
+            self.settings,
+            given[0],
+            given[1],
+            policy,
+            lambda event, facts: self.said.append((event, facts)),
+            control,
+            clock=lambda: self.now,
+            **options,
+        )
+
+    def turns(self, count: int = 1, seconds: float = 2) -> None:
+        for _ in range(count):
+            self.now += seconds
+            self.scaler.turn()
+
+    def put(self, name: str = "m", **load: Any) -> None:
+        self.fleet.loads[self.fingerprints[name]] = Load(**load)
+
+    def reports(self, *held: int, name: str = "m") -> None:
+        """Have the workers in the first slots report, with so many requests each."""
+        self.fleet.workers = [
+            Present(f"w{place}", HOST, 100 + place, self.fingerprints[name], "serving", count, 0, 0.0, 64)
+            for place, count in enumerate(held)
+        ]
+
+    def running(self, name: str | None = "m") -> list[str]:
+        return [slot.name for slot in self.slots if slot.worker and slot.model == name and not slot.retiring]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [facts for event, facts in self.said if event == name]
+
+
+def test_an_open_unit_is_enough_for_one_worker() -> None:
+    world = World()
+    world.turns()
+    assert world.running() == []
+    world.fleet.units = 1
+    world.turns(5)
+    assert world.running() == ["gpu 0"]
+    assert [facts["to"] for facts in world.events("scale")] == [1], "one line for one decision"
+
+
+def test_outputs_are_expected_to_be_as_long_as_those_so_far() -> None:
+    load = Load(queued=8, leased=2, tokens=1000, finished=4, prompt=400, completion=80)
+    assert scaled.tokens_left(load) == 1000 + 10 * 20
+    assert scaled.tokens_left(Load(queued=10, finished=4, prompt=400, completion=80)) == 10 * 120
+    due = Load(queued=1, finished=4, completion=80, due=(Due(60, 3, 300),))
+    assert scaled.depth_of(due, 2) == scaling.Depth(1, 0, 2, ((60, 360),))
+
+
+def test_as_many_start_as_the_rate_known_from_before_asks_for() -> None:
+    world = World()
+    world.put(queued=1000, tokens=30_000)
+    world.turns(3)
+    assert world.running() == ["gpu 0", "gpu 1", "gpu 2"]
+
+
+def test_idle_workers_go_first_then_those_that_hold_least() -> None:
+    world = World()
+    world.put(queued=1000, tokens=40_000)
+    world.turns()
+    world.put(leased=33)
+    world.reports(30, 0, 3, 9)
+    world.turns(20)
+    assert world.fleet.retired == ["w1", "w2"], "33 requests are more than half a batch: two workers"
+    assert world.running() == ["gpu 0", "gpu 3"]
+    assert [facts["held"] for facts in world.events("retire")] == [0, 3]
+
+
+def test_a_slot_is_free_again_when_its_worker_has_ended() -> None:
+    world = World(places=1)
+    world.put(queued=10, tokens=100)
+    world.turns()
+    world.put()
+    world.reports(0)
+    world.turns(20)
+    assert world.fleet.retired == ["w0"]
+    world.slots[0].end = slots.End("m", 0, True, 0, 0.0, "")
+    world.put(queued=10, tokens=100)
+    world.turns(2)
+    assert world.running() == ["gpu 0"]
+    assert world.events("ended") == [{"slot": "gpu 0", "model": "m", "status": 0}]
+
+
+def test_a_worker_that_died_does_not_count_though_it_reported_just_before() -> None:
+    world = World(places=2)
+    world.put(queued=10, tokens=100)
+    world.turns()
+    world.reports(10)
+    world.slots[0].end = slots.End("m", -9, True, 1, 1.0, "  its words")
+    world.turns()
+    assert world.fleet.left == ["w0"]
+    assert len(world.running()) == 1
+    (facts,) = world.events("crashed")
+    assert "exit status -9" in autoscale_lines.line("crashed", facts)
+    assert "its words" in autoscale_lines.line("crashed", facts)
+
+
+def test_without_redis_all_stays_and_is_said_once() -> None:
+    world = World()
+    world.put(queued=10, tokens=100)
+    world.turns()
+    world.fleet.away = True
+    world.turns(50)
+    world.fleet.away = False
+    world.turns()
+    assert world.running() == ["gpu 0"]
+    assert len(world.events("redis_away")) == len(world.events("redis_back")) == 1
+
+
+def test_what_finished_while_redis_was_away_does_not_make_workers_look_fast() -> None:
+    world = World()
+    world.put(queued=1000, tokens=40_000, prompt=0)
+    world.turns()
+    world.reports(64)
+    world.turns(2)
+    world.fleet.away = True
+    world.turns(100)
+    world.fleet.away = False
+    world.put(queued=1000, tokens=40_000, prompt=10**9)
+    world.turns(60)
+    assert world.fleet.known[world.fingerprints["m"]][0] <= 100
+
+
+def test_workers_of_other_machines_count_and_silent_ones_do_not() -> None:
+    world = World()
+    world.put(queued=1000, tokens=30_000)
+    far = Present("far", "elsewhere", 5, world.fingerprints["m"], "serving", 64, capacity=64)
+    world.fleet.workers = [far, Present("old", "elsewhere", 6, far.model, "serving", age_seconds=50)]
+    world.turns()
+    assert world.running() == ["gpu 0", "gpu 1"]
+
+
+def test_while_another_autoscaler_moves_this_one_does_not() -> None:
+    world = World()
+    world.fleet.mine = False
+    world.put(queued=1000, tokens=30_000)
+    world.turns(5)
+    assert world.running() == []
+    assert world.said == []
+    world.fleet.mine = True
+    world.turns(5)
+    assert len(world.running()) == 3
+    assert len(world.fleet.turns) == 1, "only who moves needs the turn"
+
+
+def test_a_model_without_a_worker_gets_a_slot_after_its_turn_and_not_at_once() -> None:
+    world = World(("m", "n"), places=1)
+    world.put(queued=1000, tokens=1e6)
+    world.turns()
+    assert world.running("m") == ["gpu 0"]
+    world.put("n", queued=10, tokens=100)
+    world.reports(64)
+    world.turns(int(autoscale.TURN_SECONDS / 2) - 5)
+    assert world.running("m") == ["gpu 0"]
+    world.turns(20)
+    assert world.fleet.retired == ["w0"]
+    world.slots[0].end = slots.End("m", 0, True, 0, 0.0, "")
+    world.fleet.workers = []
+    world.turns(2)
+    assert world.running("n") == ["gpu 0"]
+    world.turns(int(autoscale.TURN_SECONDS / 2) - 20)
+    assert world.running("n") == ["gpu 0"], "it does not lose it again at once"
+
+
+def test_slots_are_shared_by_what_is_left() -> None:
+    world = World(("m", "n"), places=4)
+    world.put(queued=1000, tokens=60_000)
+    world.put("n", queued=1000, tokens=20_000)
+    world.turns()
+    assert (len(world.running("m")), len(world.running("n"))) == (3, 1)
+
+
+def test_units_of_several_models_have_a_worker_of_their_own_until_others_serve() -> None:
+    world = World(("m", "n"), places=1)
+    assert world.control is not None
+    world.fleet.units = 1
+    world.turns()
+    assert world.control.worker is not None
+    assert world.control.model is None
+    world.put(queued=10, tokens=100)
+    world.turns()
+    mine = Present("c", HOST, 99, None, "serving")
+    model = Present("w0", HOST, 100, world.fingerprints["m"], "serving", 10)
+    world.fleet.workers = [mine, model]
+    world.turns()
+    assert world.fleet.retired == ["c"]
+
+
+def test_another_autoscaler_of_the_machine_may_have_the_worker_for_control() -> None:
+    world = World(("m", "n"), places=1)
+    assert world.control is not None
+    world.control.locked = True
+    world.fleet.units = 1
+    world.turns()
+    assert world.control.worker is None
+    world.control.locked = False
+    world.turns()
+    assert world.control.worker is not None
+
+
+@pytest.mark.parametrize(
+    ("event", "facts", "expected"),
+    [
+        ("start", {"slot": "gpu 0", "model": "m", "pid": 5}, "gpu 0: starting a worker of m (pid 5)"),
+        ("serving", {"slot": "gpu 0", "model": None, "seconds": 3.5}, "gpu 0: serving control after 3.5 s"),
+        ("ended", {"slot": "cpu 1", "model": "m", "status": 0}, "cpu 1: the worker of m has ended"),
+        ("redis_back", {}, "Redis answers again"),
+        ("redis_away", {"reason": "no"}, "Redis does not answer: no"),
+        ("stopping", {"workers": 2, "reason": "because"}, "stopping 2 workers: because"),
+        ("scale", {"model": "m", "from": 1, "to": 3, "reason": "why"}, "m: 1 -> 3 workers: why"),
+        (
+            "would_scale",
+            {"model": "m", "from": 0, "to": 1, "reason": "why"},
+            "m: would be 0 -> 1 workers: why",
+        ),
+    ],
+)
+def test_events_are_lines_that_a_person_reads(event: str, facts: dict[str, Any], expected: str) -> None:
+    assert autoscale_lines.line(event, facts) == expected
+
+
+def test_it_ends_when_no_slot_is_left() -> None:
+    world = World(places=2)
+    world.fleet.units = 1
+    world.turns()
+    world.slots[0].end = slots.End("m", 1, False, 5, None, "  no such model")
+    world.slots[0].gone = {"m"}
+    world.turns()
+    (facts,) = world.events("gave_up")
+    assert autoscale_lines.line("gave_up", facts).startswith("gpu 0: GIVEN UP for m: 5 workers in a row")
+    assert world.running() == ["gpu 1"]
+    world.slots[1].end = slots.End("m", 1, False, 5, None, "")
+    world.slots[1].gone = {"m"}
+    with pytest.raises(autoscale.NoSlotLeft):
+        world.turns()
+
+
+def test_a_dry_run_starts_nothing_and_says_each_change_once() -> None:
+    world = World(dry=True)
+    world.put(queued=1000, tokens=30_000)
+    world.turns(5)
+    assert world.running() == []
+    assert [facts["to"] for facts in world.events("would_scale")] == [3]
+
+
+def test_crashes_at_the_start_are_given_up_and_later_ones_much_later() -> None:
+    crashes = slots.Crashes()
+    assert [crashes.add(None) for _ in range(5)] == [1, 2, 4, 8, None]
+    crashes = slots.Crashes()
+    pauses = [crashes.add(3.0) for _ in range(20)]
+    assert pauses == [1, 2, 4, 8, 16, 32, *[60] * 13, None]
+    crashes = slots.Crashes()
+    assert [crashes.add(seconds) for seconds in (3, 3, 3, 10_000, None)] == [1, 2, 4, 1, 2]
+
+
+def test_a_slot_of_the_same_name_and_namespace_is_locked(tmp_path: Path) -> None:
+    def slot(namespace: str, name: str = "gpu 0") -> slots.Slot:
+        return slots.Slot(name, {}, tmp_path, Settings(namespace=namespace, redis_url="redis://h/5"))
+
+    first = slot("one-of-a-test", "gpu MIG-GPU-5/1/2")
+    assert first._log == tmp_path / "worker-gpuMIG-GPU-5-1-2.log"
+    first = slot("one-of-a-test")
+    first.lock()
+    first.lock()
+    try:
+        with pytest.raises(slots.SlotTaken, match="gpu 0"):
+            slot("one-of-a-test").lock()
+        for other in (slot("another-of-a-test"), slot("one-of-a-test", "gpu 1")):
+            other.lock()
+            other.unlock()
+    finally:
+        first.unlock()
+    again = slot("one-of-a-test")
+    again.lock()
+    again.unlock()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--gpus", "0,0"], "is not a list of different GPUs"),
+        (["--cpus", "1", "--min", "2"], "2 is more than 1"),
+        (["--max", "0"], "Invalid value for '--max'"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: list[str], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGHAUL_MODELS", json.dumps({"m": {"source": "x", "engine": "echo"}}))
+    result = CliRunner().invoke(cli.main, ["autoscale", *options])
+    assert result.exit_code == 2
+    assert reason in result.output
+
+
+def test_it_needs_a_model_and_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "LONGHAUL_MODELS is empty" in CliRunner().invoke(cli.main, ["autoscale"]).output
+    monkeypatch.setenv("LONGHAUL_MODELS", json.dumps({"m": {"source": "x", "engine": "echo"}}))
+    monkeypatch.setenv("LONGHAUL_MODEL", "other")
+    assert "LONGHAUL_MODEL='other' is not in" in CliRunner().invoke(cli.main, ["autoscale"]).output
+    monkeypatch.setenv("LONGHAUL_MODEL", "m")
+    monkeypatch.setattr(slots, "gpus", list)
+    result = CliRunner().invoke(cli.main, ["autoscale"])
+    assert result.exit_code == 2
+    assert "No NVIDIA GPU is found here" in result.output

@@ -1,0 +1,106 @@
+"""When a worker is idle, for how long, and that it goes once and not while there is work."""
+
+from typing import Any
+
+import pytest
+
+from jobs.ledger_fleet import Load, Present
+from worker.presence import Presence, Seen
+
+MODEL = "m@1"
+FREE = Seen("serving", held=0, units=0, uses=0, capacity=8)
+
+
+class Twin:
+    """A ledger with what it was told, in place of its `fleet` too."""
+
+    def __init__(self) -> None:
+        self.fleet = self
+        self.reported: list[Present] = []
+        self.queued, self.told = 0, False
+
+    def report(self, present: Present) -> bool:
+        self.reported.append(present)
+        return self.told
+
+    def load(self, names: list[str]) -> tuple[dict[str, Load], int]:
+        return {name: Load(queued=self.queued) for name in names}, 0
+
+
+class Life:
+    def __init__(self, limit: float | None = 10, model: str | None = MODEL) -> None:
+        self.now, self.seen, self.ledger = 0.0, FREE, Twin()
+        self.retired: list[str] = []
+        ledger: Any = self.ledger
+        self.presence = Presence(
+            ledger, "w", model, lambda: self.seen, self.retired.append, limit, lambda: self.now
+        )
+
+    def pass_time(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now += 1
+            self.presence.watch()
+
+
+def test_a_worker_idle_for_long_enough_retires() -> None:
+    life = Life()
+    life.pass_time(9)
+    assert not life.retired
+    life.pass_time(2)
+    assert life.retired
+    assert life.retired[0] == "idle for 10 s"
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        Seen("loading", 0, 0, 0),
+        Seen("serving", 1, 0, 0),
+        Seen("serving", 0, 1, 0),
+        Seen("draining", 0, 0, 0),
+    ],
+)
+def test_one_that_loads_or_holds_something_is_not_idle(seen: Seen) -> None:
+    life = Life()
+    life.pass_time(8)
+    life.seen = seen
+    life.pass_time(30)
+    life.seen = FREE
+    life.pass_time(9)
+    assert not life.retired
+    life.pass_time(2)
+    assert life.retired
+
+
+def test_work_between_two_looks_counts() -> None:
+    life = Life()
+    for uses in range(5):
+        life.seen = Seen("serving", 0, 0, uses)
+        life.pass_time(9)
+    assert not life.retired
+
+
+def test_what_waits_for_its_model_keeps_it() -> None:
+    life = Life()
+    life.ledger.queued = 1
+    life.pass_time(50)
+    assert not life.retired
+
+
+def test_without_a_limit_it_stays_and_says_how_long_it_has_been_idle() -> None:
+    life = Life(limit=None)
+    life.pass_time(50)
+    life.presence.report()
+    assert not life.retired
+    (said,) = life.ledger.reported
+    assert (said.idle_seconds, said.state, said.capacity, said.model) == (50, "serving", 8, MODEL)
+
+
+def test_it_retires_when_told_to_unless_it_ends_already() -> None:
+    life = Life(limit=None)
+    life.ledger.told = True
+    life.presence.report()
+    assert life.retired == ["told to"]
+    life.seen = Seen("draining", 0, 0, 0)
+    life.presence.report()
+    assert life.retired == ["told to"]
