@@ -18,7 +18,7 @@ WORKDIR /src
 FROM python AS build-api
 COPY infra/requirements.py infra/requirements.py
 COPY pyproject.toml constraints.txt ./
-RUN python infra/requirements.py > requirements.txt \
+RUN python infra/requirements.py otel > requirements.txt \
     && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
 COPY README.md LICENSE ./
 COPY api api
@@ -40,7 +40,7 @@ FROM python AS build-worker-cpu
 ARG TORCH_INDEX=
 COPY infra/requirements.py infra/requirements.py
 COPY pyproject.toml constraints.txt ./
-RUN python infra/requirements.py worker > requirements.txt \
+RUN python infra/requirements.py worker otel > requirements.txt \
     && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt \
         ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
 COPY README.md LICENSE ./
@@ -75,7 +75,7 @@ RUN apt-get update \
 WORKDIR /src
 COPY infra/requirements.py infra/requirements.py
 COPY pyproject.toml constraints.txt ./
-RUN python infra/requirements.py worker > requirements.txt \
+RUN python infra/requirements.py worker otel > requirements.txt \
     && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
 # A wheel for this Python, torch and CUDA (a URL) installs in seconds. Without one flash-attn looks for one itself; if
 # there is none it is built, which takes an hour or more and several GB of memory for each job. The architectures are
@@ -83,7 +83,7 @@ RUN python infra/requirements.py worker > requirements.txt \
 ARG FLASH_ATTN_WHEEL=
 ARG FLASH_ATTN_CUDA_ARCHS="80;90"
 ARG MAX_JOBS=4
-RUN python infra/requirements.py worker gpu > requirements.txt \
+RUN python infra/requirements.py worker gpu otel > requirements.txt \
     && pip install --no-cache-dir --constraint constraints.txt ninja packaging psutil setuptools wheel \
     && pip install --no-cache-dir --constraint constraints.txt --no-build-isolation \
         ${FLASH_ATTN_WHEEL:+"$FLASH_ATTN_WHEEL"} --requirement requirements.txt

@@ -37,7 +37,7 @@ def _bytes(name: str) -> int:
 
 def main() -> None:
     """Print the packages, the largest first, and their sum."""
-    found = sizes(requirements())
+    found = sizes(requirements("otel"))
     for name, size in sorted(found.items(), key=lambda item: -item[1]):
         print(f"{size / 1e6:8.1f} MB  {name}")
     print(f"{sum(found.values()) / 1e6:8.1f} MB  {len(found)} packages")

@@ -7,6 +7,7 @@ from pathlib import Path
 import compose_spec
 import pytest
 
+from jobs import cli
 from tests.unit.infra import manifests
 from tests.unit.infra.manifests import Object
 
@@ -106,3 +107,27 @@ def test_no_secret_has_a_value() -> None:
 def test_profiles_of_the_example_exist() -> None:
     (chosen,) = re.findall(r"^COMPOSE_PROFILES=(.*)$", EXAMPLE, re.MULTILINE)
     assert set(chosen.split(",")) <= {p for service in SERVICES.values() for p in service.get("profiles", [])}
+
+
+@pytest.mark.parametrize("file", manifests.COMPOSE, ids=lambda file: file.name)
+def test_the_autoscalers_command_is_one_that_longhaul_takes(file: Path) -> None:
+    text = manifests.compose(file)["services"]["autoscale"]["command"]
+    name, command, *arguments = [re.sub(r"\$\{\w+:-(\w+)\}", r"\1", one) for one in text]
+    assert name == "longhaul"
+    assert cli.main.commands[command].make_context(command, arguments).params["least"] == 0
+
+
+def test_what_is_mounted_from_here_exists() -> None:
+    places = [
+        place for service in SERVICES.values() for place in service.get("volumes", []) if place[0] == "."
+    ]
+    assert len(places) >= 3
+    assert all((manifests.INFRA / place.split(":")[0]).is_dir() for place in places)
+    assert (manifests.INFRA / "prometheus" / "prometheus.yaml").is_file()
+
+
+def test_prometheus_asks_services_that_exist() -> None:
+    text = (manifests.INFRA / "prometheus" / "prometheus.yaml").read_text()
+    named = {name for names in re.findall(r"names: \[([^]]*)\]", text) for name in names.split(", ")}
+    assert named
+    assert named <= SERVICES.keys()

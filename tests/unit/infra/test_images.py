@@ -82,7 +82,7 @@ def test_pins_hold_in_every_install() -> None:
 
 
 def test_the_api_needs_no_torch_and_stays_small() -> None:
-    sizes = api_size.sizes(requirements.requirements())
+    sizes = api_size.sizes(requirements.requirements("otel"))
     assert len(sizes) > 20
     assert not {"torch", "transformers", "jinja2", "llguidance"} & sizes.keys()
     # With the 150 MB at most of Python and Debian the image stays under 300.

@@ -14,8 +14,10 @@ from jobs import cli
 from jobs.settings import Settings
 from tests.unit.infra import keda, manifests
 from tests.unit.infra.manifests import Object
+from worker import celery
 
 VERSION = "1.37"
+WORKER = "longhaul-worker"
 SECRETS = {"longhaul", "longhaul-keda"}
 
 
@@ -197,3 +199,26 @@ def test_the_readme_names_files_that_exist() -> None:
     named = set(re.findall(r"(?:k8s/)?((?:base|overlays)/[\w./-]*\w)", readme))
     assert len(named) >= 4
     assert {name for name in named if not (manifests.K8S / name).exists()} == set()
+
+
+def test_workers_serve_metrics_where_they_may_be_asked(objects: list[Object]) -> None:
+    data = settings(objects)
+    assert data["LONGHAUL_METRICS_HOST"] == "0.0.0.0"
+    wanted = {"name": "metrics", "containerPort": int(data["LONGHAUL_METRICS_PORT"])}
+    found = [
+        t["spec"]["containers"][0]["ports"]
+        for component, t in manifests.pods(objects)
+        if component == "worker"
+    ]
+    assert all(ports == [wanted] for ports in found)
+    (policy,) = [made for made in of_kind(objects, "NetworkPolicy") if made["metadata"]["name"] == WORKER]
+    assert policy["spec"]["ingress"] == [{"ports": [{"port": "metrics"}]}]
+
+
+def test_jobs_start_a_worker_that_ends_when_it_is_idle(objects: list[Object]) -> None:
+    for made in of_kind(objects, "ScaledJob"):
+        arguments = made["spec"]["jobTargetRef"]["template"]["spec"]["containers"][0]["args"]
+        assert arguments[:4] == ["celery", "-A", "worker", "worker"]
+        place = arguments.index("--exit-when-idle")
+        (option,) = [o for o in celery.app.user_options["worker"] if "--exit-when-idle" in o.opts]
+        assert option.type.convert(arguments[place + 1], None, None) > 0
