@@ -43,7 +43,9 @@ _CORES = len(os.sched_getaffinity(0))
 @click.option("--peers/--no-peers", default=True, help="Beside the peers that are installed.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Of a speed.")
 @click.option("--threads", type=click.IntRange(min=1), default=_CORES, show_default=True)
-@click.option("--head", type=click.Choice(["keep", "int8"]), default="keep", help="LONGHAUL_QUANTIZE_HEAD.")
+@click.option(
+    "--head", type=click.Choice(["auto", "keep", "int8"]), default="auto", help="LONGHAUL_QUANTIZE_HEAD."
+)
 @click.option(
     "--model",
     type=click.Path(exists=True, file_okay=False),

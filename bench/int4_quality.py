@@ -105,7 +105,7 @@ def cosines(path: Path, full: EngineConfig, quantised: EngineConfig) -> dict[str
     """Return mean and least cosine between a model's embeddings with quantised weights and without."""
     made = []
     for config in (full, quantised):
-        loaded = loader.load(str(path), replace(config, task="embed", quantize_head="keep"))
+        loaded = loader.load(str(path), replace(config, task="embed"))
         made.append(embeddings(loaded.model, loaded.tokenizer))
     found = (made[0] * made[1]).sum(1)
     return {

@@ -56,7 +56,7 @@ def groups(method: str, wanted: Sequence[str]) -> list[int]:
 
 
 @contextmanager
-def subject(method: str, group: int, source: str, text: str, head: Any = "keep") -> Iterator[Subject]:
+def subject(method: str, group: int, source: str, text: str, head: Any = "auto") -> Iterator[Subject]:
     """Make a model by a method, with `text` to calibrate by; what was made for it is gone at the end."""
     config = replace(FULL, quantize_head=head)
     if method == "gguf":

@@ -117,5 +117,7 @@ class EngineSettings(BaseSettings):
         " runs over tokens of its own, rtn rounds each to the nearest, which is quicker and worse.",
     )
     quantize_head: QuantizedHead = Field(
-        "keep", description="int8 also rounds the head, which makes tokens of the last layer's output."
+        "auto",
+        description="The head, which makes tokens of the last layer's output: int8 rounds it, too, keep does"
+        " not, auto does on a CPU if the layers are rounded: it is much of what a step reads.",
     )

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 Quantized = Literal["int4", "int8"]
 QuantizedGroup = Annotated[Literal[32, 64, 128], BeforeValidator(int)]
 QuantizeMethod = Literal["sampled", "rtn"]
-QuantizedHead = Literal["keep", "int8"]
+QuantizedHead = Literal["auto", "keep", "int8"]
 
 
 class ModelSettings(BaseModel):
@@ -87,5 +87,7 @@ class ModelSettings(BaseModel):
     def quantization(self) -> str:
         """What of its weights is rounded, and how; nothing when they are as they come."""
         layers = (self.quantize, self.quantize_group, self.quantize_method)
-        said = " ".join(map(str, layers)) if self.quantize in ("int4", "int8") else ""
-        return f"{said} head" if self.quantize_head == "int8" else said
+        if self.quantize not in ("int4", "int8"):
+            return " head" if self.quantize_head == "int8" else ""
+        head = {"int8": " head", "keep": " keep"}.get(self.quantize_head or "", "")
+        return " ".join(map(str, layers)) + head

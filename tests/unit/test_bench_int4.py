@@ -17,7 +17,7 @@ from worker.engine import EngineConfig, loader
 from worker.engine.tiny import tiny_model
 
 FULL = int4_subjects.FULL
-ROUNDED = replace(FULL, quantize="int4", quantize_group=32, quantize_method="rtn")
+ROUNDED = replace(FULL, quantize="int4", quantize_head="keep", quantize_group=32, quantize_method="rtn")
 
 
 @pytest.fixture(autouse=True)

@@ -151,6 +151,7 @@ def _load_model(location: str, options: dict[str, Any], wanted: EngineConfig, de
     auto = heads.auto_class(config, options, wanted.task)
     gguf = "gguf_file" in options
     quantised = loading.is_wanted(config, wanted, gguf)
+    rounds_head = loading.rounds_head(config, wanted, device.type)
     team = parallel.current()
     share = {} if team is None else parallel.load_options(team, config, wanted, gguf)
     if gguf:
@@ -167,7 +168,7 @@ def _load_model(location: str, options: dict[str, Any], wanted: EngineConfig, de
             model = load_weights(auto, location, wanted.pickle_weights, options | share)
     if team is None:
         model = model.to(device)
-    if wanted.quantize_head == "int8":
+    if rounds_head and model.get_output_embeddings() is not None:
         apply.round_head(model)
     return model
 

@@ -15,7 +15,7 @@ Attention = Literal["auto", "flash", "dense"]
 Speculate = Literal["off", "lookup", "draft"]
 Quantize = Literal["int4", "int8"]
 QuantizeMethod = Literal["sampled", "rtn"]
-QuantizeHead = Literal["keep", "int8"]
+QuantizeHead = Literal["auto", "keep", "int8"]
 _GREEDY_TEMPERATURE = 1e-5
 
 
@@ -196,7 +196,7 @@ class EngineConfig:
     ask for one alone. `tf32` lets a GPU round the factors of float32 products to 10 bits. `compile` has
     what a layer does between products compiled by torch: auto on a GPU that has Triton, on also on a CPU.
     `quantize` rounds the weights of a model's layers to int4 or int8 in groups of `quantize_group`, by the
-    `quantize_method` sampled or rtn; `quantize_head` int8 rounds the head, too (docs/quantization.md).
+    `quantize_method` sampled or rtn; `quantize_head` int8 rounds the head, too, auto does on a CPU.
 
     An embedding batch has `prefill_chunk_tokens`, and more on a fast device.
     Raises ValueError for what no engine can run with.
@@ -234,7 +234,7 @@ class EngineConfig:
     quantize: Quantize | None = None
     quantize_group: int = 64
     quantize_method: QuantizeMethod = "sampled"
-    quantize_head: QuantizeHead = "keep"
+    quantize_head: QuantizeHead = "auto"
 
     def __post_init__(self) -> None:
         counts = (

@@ -144,6 +144,17 @@ def layout_of(found: dict[str, Any]) -> checkpoint.Layout:
     return _LAYOUTS[found["quant_method"]](found)
 
 
+def rounds_head(config: Any, wanted: EngineConfig, device: str) -> bool:
+    """Tell whether the head is rounded to 8 bits on a device of this type.
+
+    Where nobody chose, that of layers which we rounded is, if the device multiplies with it as it is.
+    """
+    if wanted.quantize_head != "auto":
+        return wanted.quantize_head == "int8"
+    method = (stored(config) or {}).get("quant_method")
+    return device == "cpu" and (wanted.quantize is not None or method == own.METHOD)
+
+
 def stored(config: Any) -> dict[str, Any] | None:
     """Return what a config says of quantised weights."""
     found = getattr(config, "quantization_config", None)

@@ -43,7 +43,7 @@ def kept(
     else:
         found = _by_recipe(model, wanted) if ours else {}
     products = {name: Kept(bits, nbytes) for name, (bits, nbytes) in _together(model, found).items()}
-    return products | (_head(model) if wanted.quantize_head == "int8" else {})
+    return products | (_head(model) if loading.rounds_head(config, wanted, wanted.device) else {})
 
 
 def _together(model: Any, found: dict[str, tuple[Bits, int]]) -> dict[str, tuple[Bits, int]]:

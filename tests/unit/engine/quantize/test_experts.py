@@ -25,7 +25,7 @@ from worker.engine.quantize.recipe import Recipe
 from worker.engine.quantize.tensors import Tensors
 from worker.quantize_command import quantize
 
-INT4 = EngineConfig(device="cpu", quantize="int4", quantize_group=32)
+INT4 = EngineConfig(device="cpu", quantize="int4", quantize_group=32, quantize_head="keep")
 # Experts under other names in the checkpoint, transposed with biases, plain ones, and beside shared ones.
 KINDS = (
     "mixtral",

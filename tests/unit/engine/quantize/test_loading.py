@@ -25,7 +25,7 @@ from worker.engine.quantize.linear import IntLinear
 from worker.engine.quantize.recipe import Recipe
 from worker.engine.quantize.tensors import Tensors
 
-INT4 = EngineConfig(device="cpu", quantize="int4", quantize_group=32)
+INT4 = EngineConfig(device="cpu", quantize="int4", quantize_group=32, quantize_head="keep")
 CHANGES: list[dict[str, Any]] = [
     {},
     {"quantize": "int8"},
@@ -67,6 +67,8 @@ def test_products_alone_are_quantised_and_the_head_when_asked(tiny_path: Path) -
     model = loader.load(str(tiny_path), INT4).model
     assert len(linears(model)) == 14
     assert type(model.lm_head) is nn.Linear
+    by_itself = loader.load(str(tiny_path), replace(INT4, quantize_head="auto")).model
+    assert by_itself.lm_head.grouped.bits == 8
     model = loader.load(str(tiny_path), replace(INT4, quantize=None, quantize_head="int8")).model
     assert list(linears(model)) == ["lm_head"]
     assert model.lm_head.grouped.bits == 8

@@ -30,6 +30,7 @@ def test_what_is_written_is_what_is_quantised_on_load(
     found = loader.load(str(tmp_path / "out"), CPU)
     bits = 8 if 8 in options else 4
     linears = {name: each for name, each in found.model.named_modules() if isinstance(each, IntLinear)}
+    assert linears.pop("lm_head").grouped.bits == 8
     assert {linear.grouped.bits for linear in linears.values()} == {bits}
     assert len(linears) == 14
     assert found.tokenizer.chat_template == loader.load(str(tiny_path), CPU).tokenizer.chat_template
