@@ -427,7 +427,7 @@ def test_it_needs_a_model_and_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "LONGHAUL_MODELS is empty" in CliRunner().invoke(cli.main, ["autoscale"]).output
     monkeypatch.setenv("LONGHAUL_MODELS", json.dumps({"m": {"source": "x", "engine": "echo"}}))
     monkeypatch.setenv("LONGHAUL_MODEL", "other")
-    assert "LONGHAUL_MODEL='other' is not in" in CliRunner().invoke(cli.main, ["autoscale"]).output
+    assert "LONGHAUL_MODEL: 'other' is not in" in CliRunner().invoke(cli.main, ["autoscale"]).output
     monkeypatch.setenv("LONGHAUL_MODEL", "m")
     monkeypatch.setattr(slots, "gpus", list)
     result = CliRunner().invoke(cli.main, ["autoscale"])
