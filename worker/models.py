@@ -183,10 +183,10 @@ class Models:
         return None if waiting is None else self.turns.choose(waiting, busy)
 
     def _leave(self, serving: Serving, after: str) -> bool:
-        extra = {"model": serving.name, "to": after, "held": len(self._held)}
-        log.info("swapping", extra=extra)
+        reason = "its turn is over" if self.turns.has_work else "it has no work"
+        log.info("swapping", extra={"model": serving.name, "to": after, "reason": reason})
         self.turns.leave()
-        return serving.finish(self._wait, lambda: self._claiming())
+        return serving.finish(self._wait, self._claiming)
 
     def _waiting(self) -> dict[str, Waiting] | None:
         """Return what waits of each model; None: Redis does not say."""

@@ -44,6 +44,8 @@ class Turns:
         self.models = {name: Model(name) for name in names}
         self.loaded: str | None = None
         self.loading: str | None = None
+        self.has_work = False
+        """Whether the loaded model had work when it was last asked whom to load."""
         self._share, self._clock = share, clock
         self._came = self._worked = self._emptied = clock()
         self._tail_seconds = self._owed = 0.0
@@ -78,6 +80,7 @@ class Turns:
             self._turn_seconds,
             self._owed - (now - self._came),
         )
+        self.has_work = turn.has_work
         return swapping.choose(turn, others)
 
     def leave(self) -> None:
