@@ -1,16 +1,18 @@
 """What a closed engine held is given back, so that another model finds room in the same process."""
 
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.unit.engine.conftest import request
 from worker import engine
-from worker.engine import EngineConfig, loader, opening
+from worker.engine import EngineConfig, heap, loader, opening
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +51,18 @@ def test_a_closed_engine_is_gone_with_its_model(
     del opened, ring
     engine.free_memory()
     assert [each() for each in held] == [None, None]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
+def test_memory_that_was_kept_goes_back_to_the_system() -> None:
+    def resident() -> int:
+        return psutil.Process().memory_info().rss
+
+    heap.keep_freed_memory()
+    blocks = [bytearray(1 << 20) for _ in range(128)]
+    full = resident()
+    del blocks
+    kept = resident()
+    heap.release()
+    assert full - kept < 64 << 20, "nothing is shown if it is not kept"
+    assert full - resident() > 100 << 20
