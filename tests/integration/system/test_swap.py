@@ -3,6 +3,7 @@
 import datetime
 import itertools
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,44 @@ def test_a_model_that_cannot_be_loaded_does_not_keep_the_other_from_its_work(
     assert len(worker.events("model not loaded")) == 1, "not again before a pause"
     assert one.done(waits) == 0
     assert one.batch(waits).status == "in_progress"
+
+
+def slow_to_load(system: Start, tiny: Path, **changes: Any) -> tuple[System, Worker, str]:
+    """Return a system whose worker, of `a` and `b`, is about to load `b` for a job; that takes seconds."""
+    models = {
+        "a": ModelSettings(source=str(tiny), **ECHO),
+        "b": ModelSettings(source=str(tiny), faults=("load:6",), **ECHO),
+    }
+    one = system(models=models, model="a,b", **changes)
+    worker = one.start_worker().wait_serving()
+    job_id = ask(one, "b", 5)
+    wait_until(lambda: swaps(worker), "a swap", 30)
+    return one, worker, job_id
+
+
+def test_a_load_is_no_step_that_hangs(system: Start, tiny: Path) -> None:
+    one, worker, job_id = slow_to_load(system, tiny, step_timeout_seconds=1)
+    complete(one, job_id)
+    assert worker.process.poll() is None
+
+
+@pytest.mark.parametrize("how", ["signal", "retire"])
+def test_a_worker_told_to_end_while_it_loads_ends_and_holds_nothing(
+    how: str, system: Start, tiny: Path
+) -> None:
+    one, worker, job_id = slow_to_load(system, tiny, heartbeat_seconds=0.3)
+    wait_until(lambda: one.ledger.fleet.present()[0].state == "loading", "loading", 10)
+    began = time.monotonic()
+    if how == "signal":
+        worker.process.terminate()
+    else:
+        one.ledger.fleet.retire([each.name for each in one.ledger.fleet.present()])
+    assert worker.process.wait(20) == 0, worker.log[-2000:]
+    assert time.monotonic() - began < 5, "it does not wait for the load"
+    assert all(not depth["leased"] for depth in one.ledger.depth().models.values())
+    assert one.done(job_id) == 0
+    one.start_worker()
+    complete(one, job_id)
 
 
 @pytest.mark.timeout(120)
