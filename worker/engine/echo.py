@@ -28,8 +28,8 @@ class EchoEngine(Engine):
     Faults happen when a running prompt contains TEXT: `kill:TEXT` kills the process, `raise:TEXT` makes that
     request an error, `break:TEXT` raises out of the step, `hang:TEXT` never returns from it, not even when
     the engine is closed, `memory:TEXT` takes memory until there is no more (limit the process first!).
-    `slow:SECONDS` makes each step so long, `load:SECONDS` the loading. `trace:FILE` is none: it appends the id
-    of each request that was computed to a file.
+    `slow:SECONDS` makes each step so long, `load:SECONDS` the loading. `trace:FILE` is none: it appends the
+    id of each request that was computed to a file.
     """
 
     def __init__(self, tokenizer: Any, config: EngineConfig, faults: Iterable[str] = ()) -> None:
