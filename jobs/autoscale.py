@@ -50,11 +50,12 @@ class Autoscaler:
         self._name = f"{self._host}-{ids.ulid()}"
         # Longer than it takes what one does to show in the reports that another reads.
         self._turn_seconds = 3 * settings.heartbeat_seconds
-        names = [settings.model] if settings.model else list(settings.models)
+        each = {name: (name,) for name in settings.models}
+        groups = each if settings.model is None else {settings.model: settings.served}
         self._models = [
-            Scaled(name, settings.fingerprints[name], capacity=settings.max_running)
-            for name in names
-            if name != "none"
+            Scaled(name, tuple(settings.fingerprints[each] for each in served), capacity=settings.max_running)
+            for name, served in groups.items()
+            if served
         ]
         for model in self._models:
             model.pace.rate, startup = fleet.pace(model.fingerprint)
@@ -81,7 +82,7 @@ class Autoscaler:
             self._look_at(slot)
         self._check_slots()
         try:
-            loads, units = self._fleet.load([model.fingerprint for model in self._models])
+            loads, units = self._fleet.load([name for model in self._models for name in model.models])
             present = self._living()
             if self._away:
                 self._report("redis_back", {})
@@ -129,7 +130,7 @@ class Autoscaler:
         wanted, reasons = {}, {}
         own = units if len(self._models) == 1 else 0
         for model in self._models:
-            load = loads[model.fingerprint]
+            load = model.load(loads)
             decision, others = self._decide(model, load, own, present, passed)
             wanted[model.name], reasons[model.name] = max(0, decision.count - others), decision.reason
         given = self._share(wanted)
@@ -142,7 +143,7 @@ class Autoscaler:
         self, model: Scaled, load: Load, units: int, present: list[Present], passed: float
     ) -> tuple[scaling.Decision, int]:
         """Return what the policy wants, and how many of those are workers that others started."""
-        its = [each for each in present if each.model == model.fingerprint]
+        its = [each for each in present if each.serves(model.models)]
         model.learn(load, passed, its)
         self._note(model)
         mine = {slot.pid for slot in self.slots if slot.worker}

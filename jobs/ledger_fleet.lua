@@ -63,3 +63,22 @@ for place = 1, #jobs, 2 do
   end
 end
 return found
+
+--@ waiting
+-- '', fingerprint, most tenants. Returns the requests that can be claimed, those that are still to be fed, and ms
+-- since the oldest was enqueued, -1 if none: of the suspects and of the tenants whose turns are next. One
+-- entry may be stale, and older.
+local count = math.max(0, call('HLEN', key.requests) - call('ZCARD', key.leases))
+local unfed = math.max(0, tonumber(call('HGET', key.work, 'unfed:' .. ARGV[2]) or 0))
+local oldest
+local function look(list)
+  local ms = tonumber(string.match(call('LINDEX', list, 0) or '', '^%d+'))
+  if ms and (not oldest or ms < oldest) then oldest = ms end
+end
+if count > 0 then
+  look(key.suspects)
+  for _, tenant in ipairs(call('ZRANGE', key.turns, 0, ARGV[3] - 1)) do
+    for _, bucket in ipairs(buckets) do look(queue[bucket] .. ':' .. tenant) end
+  end
+end
+return {count, unfed, oldest and math.max(0, now - oldest) or -1}

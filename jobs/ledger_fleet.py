@@ -13,6 +13,7 @@ from jobs.ledger_scripts import Argument, Keys, Scripts
 SILENT_SECONDS = 60.0
 """A worker that has not reported for so long is not there any more."""
 _MOST_DUE = 64
+_MOST_TENANTS = 16
 _COUNTS = ("unfed", "tokens", "finished", "prompt", "completion")
 
 
@@ -45,9 +46,22 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """What waits of one model: requests that can be claimed now, since when the oldest does, those to be fed.
+
+    Which is the oldest is looked up among the tenants whose turns are next.
+    """
+
+    requests: int = 0
+    oldest_seconds: float = 0.0
+    unfed: int = 0
+
+
+@dataclass(frozen=True)
 class Present:
     """What a worker last said of itself. `model` is a fingerprint; None serves control alone.
 
+    One that swaps between several `models` says as `model` which of them it has loaded, or is loading.
     `state` is loading, serving, retiring or draining; `held` counts leased requests, `units` units of jobs;
     `idle_seconds` is how long it has had neither; `capacity` is the most requests it runs at once.
     """
@@ -62,6 +76,11 @@ class Present:
     idle_seconds: float = 0.0
     capacity: int = 1
     age_seconds: float = 0.0
+    models: tuple[str, ...] = ()
+
+    def serves(self, fingerprints: Iterable[str]) -> bool:
+        """Whether it runs requests of one of these models, now or after a swap."""
+        return not {self.model, *self.models}.isdisjoint(fingerprints)
 
 
 class Fleet:
@@ -88,6 +107,15 @@ class Fleet:
             of_model = tuple(due.get(name, ()))
             loads[name] = Load(queued, leased, tokens, finished, prompt, completion, of_model)
         return loads, int(units)
+
+    def waiting(self, fingerprints: Iterable[str]) -> dict[str, Waiting]:
+        """Return what waits of these models."""
+        found = {}
+        for name in fingerprints:
+            keys = self._keys.of(model=name)
+            count, unfed, ms = map(int, self._scripts.run("waiting", keys, "", name, _MOST_TENANTS))
+            found[name] = Waiting(count, max(0, ms) / 1000, unfed)
+        return found
 
     def pace(self, fingerprint: str) -> tuple[float | None, float | None]:
         """Return the tokens a second of a busy worker and its start-up in seconds, as noted last."""
@@ -128,10 +156,12 @@ class Fleet:
 
     def present(self) -> list[Present]:
         """Return the workers that reported of late, of all machines."""
-        return [
-            Present(answers.text(name), age_seconds=int(ms) / 1000, **orjson.loads(facts))
-            for name, ms, facts in self._run("fleet", int(SILENT_SECONDS * 1000))
-        ]
+        found = []
+        for name, ms, facts in self._run("fleet", int(SILENT_SECONDS * 1000)):
+            told = orjson.loads(facts)
+            told["models"] = tuple(told.get("models", ()))
+            found.append(Present(answers.text(name), age_seconds=int(ms) / 1000, **told))
+        return found
 
     def _run(self, script: str, *args: Argument) -> Any:
         return self._scripts.run(script, self._keys.of(), "", *args)

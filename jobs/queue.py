@@ -39,10 +39,8 @@ def queue_of(task: str, args: tuple[Any, ...]) -> str:
 
 
 def queues(settings: Settings) -> list[entity.Queue]:
-    """Return what a worker with these settings consumes: `control`, and the wakes of the model it serves."""
-    names = [CONTROL]
-    if settings.served is not None:
-        names.append(model_queue(settings.fingerprints[settings.served]))
+    """Return what a worker with these settings consumes: `control`, and the wakes of the models it serves."""
+    names = [CONTROL, *(model_queue(settings.fingerprints[name]) for name in settings.served)]
     return [entity.Queue(name, entity.Exchange(name), routing_key=name) for name in names]
 
 

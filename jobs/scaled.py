@@ -1,6 +1,7 @@
 """A model that is scaled: what is known of its workers and its work, as `jobs.scaling` wants it."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 from jobs import scaling
 from jobs.ledger_fleet import Load, Present
@@ -12,10 +13,12 @@ _WEIGHT = 0.5
 
 @dataclass
 class Scaled:
-    """A model that is scaled, with what was learned of it."""
+    """A model that is scaled, with what was learned of it; or several (fingerprints) that its workers swap
+    between. `name` is what LONGHAUL_MODEL calls it.
+    """
 
     name: str
-    fingerprint: str
+    models: tuple[str, ...]
     pace: scaling.Pace = field(default_factory=scaling.Pace)
     startup_seconds: float = FIRST_STARTUP_SECONDS
     spare_seconds: float = 0.0
@@ -25,11 +28,20 @@ class Scaled:
     told: tuple[int, int] = (0, 0)
     noted: tuple[float | None, float] = (None, 0.0)
 
+    @property
+    def fingerprint(self) -> str:
+        """What it is known by in Redis."""
+        return ",".join(self.models)
+
+    def load(self, loads: Mapping[str, Load]) -> Load:
+        """Return what is left of it."""
+        return total([loads[name] for name in self.models])
+
     def learn(self, load: Load, passed: float, its: list[Present]) -> None:
         """Note what has finished since the last look, and what its workers report."""
         if capacities := [each.capacity for each in its if each.state == "serving"]:
             self.capacity = max(1, *capacities)
-        busy = sum(each.held > 0 for each in its)
+        busy = sum(each.held > 0 for each in its if each.model in self.models)
         before = self.seen or load
         done = load.prompt + load.completion - before.prompt - before.completion
         self.pace.add(passed, max(0, done), busy, load.queued)
@@ -50,6 +62,15 @@ class Scaled:
         """Note how long a worker took from its start until it served."""
         first = self.startup_seconds == FIRST_STARTUP_SECONDS
         self.startup_seconds += (1.0 if first else _WEIGHT) * (seconds - self.startup_seconds)
+
+
+def total(loads: Sequence[Load]) -> Load:
+    """Return several models' load as one; deadlines the first first."""
+    if len(loads) == 1:
+        return loads[0]
+    names = [field.name for field in fields(Load) if field.name != "due"]
+    due = sorted((one for load in loads for one in load.due), key=lambda one: one.seconds)
+    return Load(**{name: sum(getattr(load, name) for load in loads) for name in names}, due=tuple(due))
 
 
 def tokens_left(load: Load) -> float:

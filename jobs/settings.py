@@ -75,7 +75,8 @@ class Settings(EngineSettings, TelemetrySettings):
     )
     model: str | None = Field(
         None,
-        description="The model this worker runs; None is the only one, or 'none' for control work alone.",
+        description="The model this worker runs; None is the only one, 'none' is control work alone. Several"
+        " (a,b), or 'all': it loads one at a time and swaps (docs/scaling.md).",
     )
 
     quotas: dict[Tenant | Literal["*"], Quota] = Field(
@@ -94,11 +95,18 @@ class Settings(EngineSettings, TelemetrySettings):
     drain_seconds: float = Field(
         25, gt=0, description="How long a worker told to stop may finish what it runs."
     )
+    swap_share: float = Field(
+        0.1,
+        gt=0,
+        lt=1,
+        description="Most of its time that a worker of several models spends on leaving busy ones for others:"
+        " less makes longer turns. At 0.1 a turn is nine times as long as a swap took.",
+    )
     exit_when_idle_seconds: float | None = Field(
         None,
         ge=0,
-        description="A worker that has had no request and no unit for so long, and for whose model nothing"
-        " waits, ends with exit code 0; None: it stays.",
+        description="A worker that has had no request and no unit for so long, and for none of whose"
+        " models anything waits, ends with exit code 0; None: it stays.",
     )
     scale_target_seconds: float = Field(
         900,
@@ -199,17 +207,25 @@ class Settings(EngineSettings, TelemetrySettings):
             raise errors.SettingsError(_readable(error)) from None
 
     @cached_property
-    def served(self) -> str | None:
-        """The name of the model this worker runs, or None when it serves control alone."""
+    def served(self) -> tuple[str, ...]:
+        """The names of the models this worker runs, in order; none when it serves control alone."""
         if self.model == "none":
-            return None
+            return ()
         if self.model is None:
             if len(self.models) != 1:
-                raise errors.SettingsError(f"LONGHAUL_MODEL must name one of {self._names}, or be 'none'.")
-            return next(iter(self.models))
-        if self.model not in self.models:
-            raise errors.SettingsError(f"LONGHAUL_MODEL={self.model!r} is not in {self._names}.")
-        return self.model
+                raise errors.SettingsError(
+                    f"LONGHAUL_MODEL must name some of {self._names}, or be 'all' or 'none'."
+                )
+            return tuple(self.models)
+        if self.model in self.models:  # also one whose name has a comma
+            return (self.model,)
+        if self.model == "all" and self.models:
+            return tuple(self.models)
+        names = tuple(dict.fromkeys(name.strip() for name in self.model.split(",")))
+        for name in names:
+            if name not in self.models:
+                raise errors.SettingsError(f"LONGHAUL_MODEL: {name!r} is not in {self._names}.")
+        return names
 
     def shown(self) -> dict[str, Any]:
         """Return the settings as JSON values without secrets, to be logged."""

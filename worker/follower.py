@@ -49,8 +49,8 @@ class Follower:
     def _follow(self) -> None:
         from worker.engine import parallel
 
-        settings, name = self._settings, self._settings.served
-        assert name is not None
+        settings = self._settings
+        (name,) = settings.served
         self._team = parallel.join(settings.device, settings.collective_timeout_seconds)
         _events.info("following", extra={"rank": self._team.rank, "pid": os.getpid(), "model": name})
         engine.follow_engine(name, settings.models[name], settings)

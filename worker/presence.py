@@ -4,7 +4,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from jobs.ledger import Ledger
@@ -15,27 +15,30 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Seen:
-    """What a worker does at the moment. `uses` grows with all it ever began, so that short work shows too."""
+    """What a worker does at the moment. `uses` grows with all it ever began, so that short work shows too.
+    `model` is the fingerprint of the one it serves, or loads.
+    """
 
     state: str
     held: int
     units: int
     uses: int
     capacity: int = 1
+    model: str | None = None
 
 
 class Presence:
     """Reports a worker, and calls `retire` once: when it is told to, or was idle for `limit_seconds`.
 
-    Idle is a worker that serves, holds no lease on a request and no unit, and for whose model nothing is
-    queued. What Redis does not tell counts as work. None: an idle worker stays.
+    Idle is a worker that serves, holds no lease on a request and no unit, and for none of whose models
+    (fingerprints) anything is queued. What Redis does not tell counts as work. None: an idle worker stays.
     """
 
     def __init__(
         self,
         ledger: Ledger,
         name: str,
-        model: str | None,
+        models: Sequence[str],
         look: Callable[[], Seen],
         retire: Callable[[str], None],
         limit_seconds: float | None,
@@ -43,7 +46,10 @@ class Presence:
     ) -> None:
         self._ledger, self._look, self._retire = ledger, look, retire
         self._limit, self._clock = limit_seconds, clock
-        self._present = Present(name, socket.gethostname(), os.getpid(), model, "loading")
+        first = next(iter(models), None)
+        several = tuple(models) if len(models) > 1 else ()
+        self._models = models
+        self._present = Present(name, socket.gethostname(), os.getpid(), first, "loading", models=several)
         self._since = clock()
         self._uses = 0
 
@@ -57,6 +63,7 @@ class Presence:
             held=seen.held,
             units=seen.units,
             capacity=seen.capacity,
+            model=seen.model or self._present.model,
             idle_seconds=round(idle, 3),
         )
         if self._ledger.fleet.report(present) and seen.state in ("loading", "serving"):
@@ -80,7 +87,7 @@ class Presence:
         self._ledger.fleet.leave(self._present.name)
 
     def _queued(self) -> bool:
-        if self._present.model is None:
+        if not self._models:
             return False
-        loads, _ = self._ledger.fleet.load([self._present.model])
-        return loads[self._present.model].queued > 0
+        loads, _ = self._ledger.fleet.load(self._models)
+        return any(load.queued for load in loads.values())

@@ -19,7 +19,9 @@ RETRY_SECONDS = 1.0
 
 
 class Puller:
-    """Drives one engine. Only `cancel` may be called from other threads."""
+    """Drives one engine. Only `cancel` may be called from other threads. `groups` counts what this worker
+    claimed, with those before this engine.
+    """
 
     def __init__(
         self,
@@ -31,6 +33,7 @@ class Puller:
         worker: str,
         watchdog: Watchdog | None = None,
         on_claimed: Callable[[int, Group], None] = lambda number, group: None,
+        groups: int = 0,
     ) -> None:
         self._engine, self._ledger, self._held, self._flusher = engine, ledger, held, flusher
         self._fingerprint, self._worker = fingerprint, worker
@@ -41,7 +44,7 @@ class Puller:
         self._bucket: int | None = None
         self._alone = False
         engine.on_admit = self._admit
-        self.groups = 0
+        self.groups = groups
 
     @property
     def busy(self) -> bool:

@@ -36,8 +36,8 @@ def main() -> None:
 
 def _check(settings: Settings) -> Settings:
     served = settings.served
-    if served is None or settings.models[served].engine != "auto":
-        raise errors.SettingsError("Under torchrun LONGHAUL_MODEL must name a model to load.")
+    if len(served) != 1 or settings.models[served[0]].engine != "auto":
+        raise errors.SettingsError("Under torchrun LONGHAUL_MODEL must name one model to load.")
     return settings
 
 

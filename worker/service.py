@@ -8,30 +8,26 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 from jobs import errors, ids, queue, store, sweeper
 from jobs.ledger import Lease, Ledger, Unit
 from jobs.records import ResultRow
 from jobs.settings import Settings
-from worker import engine, spans
+from worker import spans
 from worker.control import PLANS_AT_ONCE, Control
-from worker.flusher import Flusher
 from worker.held import Held
 from worker.metrics import endpoint, finished, gpu, state
+from worker.models import Models
 from worker.presence import Presence, Seen
-from worker.puller import Puller
 from worker.watchdog import EXIT_CODE, Watchdog
 
 log = logging.getLogger(__name__)
-FLUSH_SHARE = 0.3
-"""The share of drain_seconds kept for writing what is finished."""
 
 
 class Service:
-    """Claims, runs and completes requests of one model, and runs the units of jobs, until told to stop."""
+    """Claims, runs and completes requests of its models, and runs the units of jobs, until told to stop."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -45,18 +41,28 @@ class Service:
         self._control = Control(settings, self.ledger, self.store, self._fed, self._unit_ended)
         self._sweeper = sweeper.Sweeper(settings, self.ledger.redis, self.store)
         self._held = Held(self._spans.dropped)
-        self._stopping, self._stopped, self._wake, self._retiring = Event(), Event(), Event(), Event()
-        self._empty = Event()
+        self._stopping, self._stopped, self._retiring = Event(), Event(), Event()
         self._free_looks = 0
-        self._stop_at = float("inf")
-        self._engine: engine.Engine | None = None
-        self._puller: Puller | None = None
-        self._flusher: Flusher | None = None
         self._watchdog = Watchdog(settings.step_timeout_seconds, self._end_hung)
+        self._models = Models(
+            settings,
+            self.ledger,
+            self.store,
+            self.name,
+            self._held,
+            self._watchdog,
+            self._stopping,
+            lambda: self._claiming,
+            self._guarded,
+            self._spans.claimed,
+            self._count,
+        )
+        self._counting = Lock()
+        self._completed = self._refused = 0
         self._presence = Presence(
             self.ledger,
             self.name,
-            settings.fingerprints.get(settings.served or ""),
+            tuple(self._models.fingerprints.values()),
             self._seen,
             self.retire,
             settings.exit_when_idle_seconds,
@@ -67,7 +73,7 @@ class Service:
         self._units_ended = state.units_ended(self._registry)
 
     def start(self) -> None:
-        """Start the threads; the model is loaded in the engine's. Returns at once."""
+        """Start the threads; a model is loaded in the engine's. Returns at once."""
         poll = self.settings.poll_seconds
         every = {
             "heartbeat": (self._heartbeat, self.settings.heartbeat_seconds, self._stopped),
@@ -95,10 +101,10 @@ class Service:
     def begin_stop(self) -> None:
         """Stop claiming and drain; returns at once, and may be called again."""
         if not self._stopping.is_set():
-            self._stop_at = time.monotonic() + self.settings.drain_seconds
+            self._models.stop_at = time.monotonic() + self.settings.drain_seconds
             self._stopping.set()
             self._sweeper.stopping.set()
-            self._wake.set()
+            self._models.wake.set()
             log.info("draining", extra={"held": len(self._held)})
 
     def retire(self, reason: str) -> None:
@@ -106,7 +112,7 @@ class Service:
         if not self._retiring.is_set():
             log.info("retiring", extra={"reason": reason, "held": len(self._held)})
             self._retiring.set()
-            self._wake.set()
+            self._models.wake.set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the service has stopped; tell whether it has."""
@@ -114,12 +120,12 @@ class Service:
 
     def wake(self) -> None:
         """Look for requests now."""
-        self._wake.set()
+        self._models.wake.set()
 
     @property
     def loading(self) -> bool:
-        """Whether the model is not loaded yet: no request can be leased."""
-        return self.settings.served is not None and self._puller is None and not self._stopped.is_set()
+        """Whether no model is loaded, yet or at the moment: no request is leased."""
+        return self._loading and not self._stopped.is_set()
 
     def run_unit(self, kind: str, job_id: str) -> bool:
         """Run one unit of that kind: the job's own, or a plan of the tenant whose turn it is."""
@@ -128,19 +134,21 @@ class Service:
 
     def stats(self) -> dict[str, Any]:
         """Return what the service and its engine are doing, as JSON values."""
-        running = self._engine.running if self._engine else frozenset()
+        serving, turns = self._models.serving, self._models.turns
+        groups = self._models.groups
         return {
             "worker": self.name,
             "state": self._state(),
-            "model": self.settings.served,
-            "running": len(running),
-            "slots": self._engine.config.max_running if self._engine else None,
+            "model": self._models.name,
+            "models": {name: its | {"groups": groups[name]} for name, its in turns.told().items()},
+            "running": len(serving.engine.running) if serving else 0,
+            "slots": serving.engine.config.max_running if serving else None,
             "held": len(self._held),
-            "groups": self._puller.groups if self._puller else 0,
-            "completed": self._flusher.completed if self._flusher else 0,
-            "refused": self._flusher.refused if self._flusher else 0,
+            "groups": groups.total(),
+            "completed": self._completed,
+            "refused": self._refused,
             "uptime_seconds": round(time.monotonic() - self._started, 3),
-            "engine": asdict(self._engine.stats) if self._engine else None,
+            "engine": self._models.stats(),
         }
 
     def _state(self) -> str:
@@ -148,7 +156,11 @@ class Service:
             return "stopped" if self._stopped.is_set() else "draining"
         if self._retiring.is_set():
             return "retiring"
-        return "loading" if self.settings.served and self._puller is None else "serving"
+        return "loading" if self._loading else "serving"
+
+    @property
+    def _loading(self) -> bool:
+        return bool(self.settings.served) and self._models.serving is None
 
     def _serve_metrics(self) -> None:
         self._registry.register(state.State(self.stats, self.settings.cost_per_hour))
@@ -162,24 +174,22 @@ class Service:
         return not (self._stopping.is_set() or self._retiring.is_set())
 
     def _seen(self) -> Seen:
-        groups = self._puller.groups if self._puller else 0
-        capacity = self._engine.config.max_running if self._engine else self.settings.max_running
-        uses = groups + self._control.claimed
-        return Seen(self._state(), len(self._held), self._control.held, uses, capacity)
+        serving, name = self._models.serving, self._models.name
+        capacity = serving.engine.config.max_running if serving else self.settings.max_running
+        uses = self._models.groups.total() + self._control.claimed
+        model = self._models.fingerprints[name] if name else None
+        return Seen(self._state(), len(self._held), self._control.held, uses, capacity, model)
 
     def _watch_idleness(self) -> None:
         self._presence.watch()
         # A unit may have been claimed just before this was heard: it shows at the second look.
         free = self._retiring.is_set() and not self._control.held
         self._free_looks = self._free_looks + 1 if free else 0
-        self.retired = self._free_looks > 1 and (self._empty.is_set() or self._puller is None)
+        self.retired = self._free_looks > 1 and (self._models.empty.is_set() or self._models.serving is None)
 
     def _serve(self) -> None:
-        name = self.settings.served
-        assert name is not None
         try:
-            self._engine = engine.open_engine(name, self.settings.models[name], self.settings)
-            self._pull(self.settings.fingerprints[name])
+            self._models.run()
         except errors.LonghaulError as error:
             self.failed = str(error)
         except Exception as error:
@@ -191,7 +201,7 @@ class Service:
         finally:
             self._watchdog.close()
             if self.failed:
-                self._guarded(self._save)
+                self._guarded(self._models.save)
             self._spans.close()
             self._guarded(self._presence.leave)
             self._stopped.set()
@@ -203,60 +213,18 @@ class Service:
         self._guarded(self._presence.leave)
         self._stopped.set()
 
-    def _pull(self, fingerprint: str) -> None:
-        assert self._engine is not None
-        self._flusher = Flusher(
-            self.settings, self.ledger, self.store, self._held, fingerprint, self._wake.set, self._count
-        )
-        self._flusher.start()
-        self._puller = puller = Puller(
-            self._engine,
-            self.ledger,
-            fingerprint,
-            self._held,
-            self._flusher,
-            self.name,
-            self._watchdog,
-            self._spans.claimed,
-        )
-        self._watchdog.start()
-        log.info("serving", extra={"model": fingerprint, "worker": self.name})
-        while not self._stopping.is_set():
-            claiming = self._claiming
-            if not puller.turn(claiming):
-                if not claiming and not len(self._held):
-                    self._empty.set()
-                self._wake.wait(self.settings.poll_seconds)
-                self._wake.clear()
-        self._drain(puller, self._flusher)
-        self._engine.close()
-
-    def _count(self, rows: list[ResultRow], leases: list[Lease], refused: int) -> None:
+    def _count(self, model: str, rows: list[ResultRow], leases: list[Lease], refused: int) -> None:
+        with self._counting:
+            self._completed += len(rows)
+            self._refused += refused
         self._spans.written(rows, leases)
-        self._guarded(lambda: self._finished.count(self.settings.served or "", rows, refused))
+        self._guarded(lambda: self._finished.count(model, rows, refused))
 
     def _unit_ended(self, unit: Unit, began: float, error: str | None) -> None:
         if unit.kind != "feed":  # so many and so short: the groups say what they did
             self._spans.unit(unit.kind, unit.job_id, began, unit.attempts, error)
         outcome = {None: "done", "LeaseLost": "lost"}.get(error, "failed")
         self._units_ended.labels(unit.kind, outcome).inc()
-
-    def _drain(self, puller: Puller, flusher: Flusher) -> None:
-        keep = self.settings.drain_seconds * FLUSH_SHARE
-        self._guarded(puller.release_waiting)
-        while puller.busy and time.monotonic() < self._stop_at - keep:
-            puller.turn(claiming=False)
-        flusher.hurry()
-        if puller.busy:
-            self._guarded(puller.release_all)
-        flusher.close(max(0.5, self._stop_at - time.monotonic()))
-        log.info("drained", extra={"left_to_expire": len(self._held)})
-
-    def _save(self) -> None:
-        """Write what is finished and give back what only waited; of what runs, the leases will tell."""
-        if self._puller and self._flusher:
-            self._flusher.close(self.settings.drain_seconds * (1 - FLUSH_SHARE))
-            self._puller.release_waiting()
 
     def _end_hung(self, seconds: float) -> None:
         """End the process. In a thread of its own what can be saved is: the engine may hold any lock."""
@@ -270,26 +238,31 @@ class Service:
         reason = f"The engine has been in one step for {seconds:.0f} s (LONGHAUL_STEP_TIMEOUT_SECONDS)"
         print(f"longhaul: {reason}; the process ends.", file=sys.stderr, flush=True)
         log.critical("the engine hangs", extra={"seconds": round(seconds, 1), "stacks": _stacks()})
-        self._guarded(self._save)
-        running = sorted(self._engine.running) if self._engine else []
+        self._guarded(self._models.save)
+        serving = self._models.serving
+        running = sorted(serving.engine.running) if serving else []
         log.critical("ending the process", extra={"running": running, "left_to_expire": len(self._held)})
 
     def _heartbeat(self) -> None:
         self._control.extend()
-        served = self.settings.served
-        if served and (leases := self._held.all()):
-            lost = set(self.ledger.extend(self.settings.fingerprints[served], leases))
-            if lost and self._puller:
-                self._puller.cancel(lease for lease in leases if lease.request.id in lost)
+        leases = self._held.all()
+        for fingerprint in {lease.fingerprint for lease in leases}:
+            self._extend(fingerprint, [lease for lease in leases if lease.fingerprint == fingerprint])
+
+    def _extend(self, fingerprint: str, leases: list[Lease]) -> None:
+        lost = set(self.ledger.extend(fingerprint, leases))
+        if lost and (serving := self._models.serving):
+            serving.puller.cancel(lease for lease in leases if lease.request.id in lost)
 
     def _units(self, kind: str | None = None, besides: str | None = None) -> None:
         while self._claiming and self._control.run_unit(kind, besides=besides):
             pass
 
     def _fed(self, fingerprint: str) -> None:
-        if fingerprint == self.settings.fingerprints.get(self.settings.served or ""):
-            self._wake.set()
-        else:
+        if fingerprint in self._models.fingerprints.values():
+            self._models.wake.set()
+        serving = self._models.serving
+        if serving is None or serving.fingerprint != fingerprint:
             self._producer.send(queue.WAKE, fingerprint)
 
     def _repeat(self, call: Callable[[], None], seconds: float, until: Event) -> None:

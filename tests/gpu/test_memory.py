@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,19 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.gpu import subjects
 from tests.gpu.subjects import Subject
-from worker.engine import EngineConfig, Request, Sampling, cuda_device, footprint, pages, runner, sizing
+from worker.engine import (
+    EngineConfig,
+    Request,
+    Sampling,
+    cuda_device,
+    footprint,
+    free_memory,
+    opening,
+    pages,
+    runner,
+    sizing,
+    tiny,
+)
 from worker.engine.fast import FastEngine
 
 Open = Callable[..., FastEngine]
@@ -31,6 +44,25 @@ def test_closing_an_engine_gives_its_memory_back(card: torch.device, qwen3: Subj
     before = allocated()
     round()
     assert allocated() - before < 1 << 20
+
+
+def test_models_take_turns_on_a_card_and_each_finds_it_empty(
+    card: torch.device, tiny_path: Path, tmp_path: Path
+) -> None:
+    """What a worker of two models does. Each takes all the memory there is for keys and values."""
+    sources = [tiny_path, tiny.tiny_model(tmp_path / "other", seed=7)]
+    free = []
+    for source in sources * 3:
+        opened = opening.open_model(str(source), EngineConfig(device=str(card)))
+        asked = [Request(str(n), [1, 2, 3 + n], Sampling(8, temperature=0.0)) for n in range(4)]
+        assert {each.finish_reason for each in opened.generate(asked)} <= {"stop", "length"}
+        opened.close()
+        del opened
+        free_memory()
+        torch.cuda.synchronize()
+        free.append(torch.cuda.mem_get_info()[0])
+    gc.freeze()  # as tests/conftest.py has it
+    assert min(free[2:]) > free[1] - (32 << 20), "after what libraries keep from their first use on"
 
 
 def test_no_request_leaves_pages_behind(qwen3: Subject, open_engine: Open) -> None:

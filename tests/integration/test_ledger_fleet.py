@@ -8,8 +8,9 @@ import pytest
 import redis
 
 from jobs.ledger import Ledger
-from jobs.ledger_fleet import Load, Present
+from jobs.ledger_fleet import Load, Present, Waiting
 from tests.integration import ledger_support as support
+from tests.integration.celery_worker import wait_until
 
 MODEL = support.MODEL
 
@@ -53,6 +54,35 @@ def test_what_is_not_fed_yet_counts_as_queued(ledger: Ledger) -> None:
     assert (load(ledger).queued, load(ledger).leased) == (7, 3)
     feed(ledger, job_id, 4, 10, of=10)
     assert (load(ledger).queued, load(ledger).leased) == (7, 3)
+
+
+def test_what_waits_is_what_can_be_claimed_and_how_long_the_oldest_has(ledger: Ledger) -> None:
+    waits = lambda: ledger.fleet.waiting([MODEL])[MODEL]  # noqa: E731
+    assert waits() == Waiting(0, 0.0, 0)
+    job_id = planned(ledger, 10, 300)
+    assert waits() == Waiting(0, 0.0, 10), "what is not fed cannot be claimed"
+    feed(ledger, job_id, 0, 6, of=10)
+    time.sleep(0.3)
+    first = waits()
+    assert (first.requests, first.unfed) == (6, 4)
+    assert 0.3 <= first.oldest_seconds < 10
+    group = support.group_of(ledger, 6)
+    assert waits() == Waiting(0, 0.0, 4), "what is leased does not wait"
+    ledger.release(MODEL, group.leases)
+    assert waits().requests == 6
+    assert waits().oldest_seconds >= first.oldest_seconds
+
+
+def test_suspects_wait_too(ledger: Ledger) -> None:
+    job_id = planned(ledger, 2, 10)
+    feed(ledger, job_id, 0, 2, of=2)
+    short = Ledger(ledger.redis, support.NAMESPACE, lease_seconds=0.05, grace_seconds=0)
+    leases = support.group_of(short, 2).leases
+    short.start(MODEL, leases)
+    wait_until(lambda: ledger.reap([MODEL]).requeued == 2, "their leases ran out")
+    found = ledger.fleet.waiting([MODEL])[MODEL]
+    assert found.requests == 2
+    assert found.oldest_seconds > 0
 
 
 def test_tokens_go_down_as_requests_finish_and_what_finished_is_counted(ledger: Ledger) -> None:

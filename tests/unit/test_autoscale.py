@@ -115,14 +115,16 @@ class Fleet:
 
 
 class World:
-    def __init__(self, models: tuple[str, ...] = ("m",), places: int = 4, **options: Any) -> None:
+    def __init__(
+        self, models: tuple[str, ...] = ("m",), places: int = 4, model: str | None = None, **options: Any
+    ) -> None:
         named = {name: ModelSettings(source="x", engine="echo") for name in models}
-        self.settings = Settings(models=named, scale_idle_seconds=10)
+        self.settings = Settings(models=named, model=model, scale_idle_seconds=10)
         self.fingerprints = self.settings.fingerprints
         self.fleet, self.now = Fleet(), 0.0
         self.fleet.known = dict.fromkeys(self.fingerprints.values(), (100.0, 20.0))
         self.slots = [Slot(f"gpu {number}", 100 + number) for number in range(places)]
-        self.control = Slot("control", 99) if len(models) > 1 else None
+        self.control = Slot("control", 99) if len(models) > 1 and not model else None
         self.said: list[tuple[str, dict[str, Any]]] = []
         policy = scaling.Policy(
             most=places, target_seconds=100, idle_seconds=10, spare_seconds=10, startup_share=0.5, fill=0.5
@@ -427,9 +429,43 @@ def test_it_needs_a_model_and_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "LONGHAUL_MODELS is empty" in CliRunner().invoke(cli.main, ["autoscale"]).output
     monkeypatch.setenv("LONGHAUL_MODELS", json.dumps({"m": {"source": "x", "engine": "echo"}}))
     monkeypatch.setenv("LONGHAUL_MODEL", "other")
-    assert "LONGHAUL_MODEL='other' is not in" in CliRunner().invoke(cli.main, ["autoscale"]).output
+    assert "LONGHAUL_MODEL: 'other' is not in" in CliRunner().invoke(cli.main, ["autoscale"]).output
     monkeypatch.setenv("LONGHAUL_MODEL", "m")
     monkeypatch.setattr(slots, "gpus", list)
     result = CliRunner().invoke(cli.main, ["autoscale"])
     assert result.exit_code == 2
     assert "No NVIDIA GPU is found here" in result.output
+
+
+def test_workers_that_swap_are_scaled_by_what_all_their_models_have_to_do() -> None:
+    world = World(("a", "b", "other"), model="a,b")
+    world.put("a", queued=1, tokens=10)
+    world.put("other", queued=10_000, tokens=10_000_000)
+    world.turns(5)
+    assert world.running("a,b") == ["gpu 0"]
+    world.put("a")
+    world.put("b", queued=10_000, tokens=1_000_000)
+    world.turns(5)
+    assert len(world.running("a,b")) > 1
+    both = (world.fingerprints["a"], world.fingerprints["b"])
+    world.fleet.workers = [
+        Present(f"w{place}", HOST, 100 + place, both[0], "serving", capacity=64, models=both)
+        for place in range(4)
+    ]
+    world.turns(60)
+    assert len(world.running("a,b")) > 1, "idle for the moment, but work of the other is left"
+    world.put("b")
+    world.turns(60)
+    assert world.running("a,b") == [], "nothing is left of either"
+
+
+def test_a_worker_elsewhere_that_swaps_counts_for_the_model_it_has_not_loaded() -> None:
+    world = World(("a", "b"))
+    both = tuple(world.fingerprints.values())
+    world.fleet.workers = [Present("far", "elsewhere", 5, both[0], "serving", 0, capacity=64, models=both)]
+    world.put("b", queued=1, tokens=10)
+    world.turns(5)
+    assert world.running("b") == []
+    world.fleet.workers = [Present("far", "elsewhere", 5, both[0], "serving", 0, capacity=64)]
+    world.turns(5)
+    assert world.running("b") == ["gpu 0"]

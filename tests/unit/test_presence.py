@@ -1,5 +1,6 @@
 """When a worker is idle, for how long, and that it goes once and not while there is work."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,23 +18,24 @@ class Twin:
     def __init__(self) -> None:
         self.fleet = self
         self.reported: list[Present] = []
-        self.queued, self.told = 0, False
+        self.queued: dict[str, int] = {}
+        self.told = False
 
     def report(self, present: Present) -> bool:
         self.reported.append(present)
         return self.told
 
     def load(self, names: list[str]) -> tuple[dict[str, Load], int]:
-        return {name: Load(queued=self.queued) for name in names}, 0
+        return {name: Load(queued=self.queued.get(name, 0)) for name in names}, 0
 
 
 class Life:
-    def __init__(self, limit: float | None = 10, model: str | None = MODEL) -> None:
+    def __init__(self, limit: float | None = 10, models: Sequence[str] = (MODEL,)) -> None:
         self.now, self.seen, self.ledger = 0.0, FREE, Twin()
         self.retired: list[str] = []
         ledger: Any = self.ledger
         self.presence = Presence(
-            ledger, "w", model, lambda: self.seen, self.retired.append, limit, lambda: self.now
+            ledger, "w", models, lambda: self.seen, self.retired.append, limit, lambda: self.now
         )
 
     def pass_time(self, seconds: int) -> None:
@@ -82,9 +84,31 @@ def test_work_between_two_looks_counts() -> None:
 
 def test_what_waits_for_its_model_keeps_it() -> None:
     life = Life()
-    life.ledger.queued = 1
+    life.ledger.queued[MODEL] = 1
     life.pass_time(50)
     assert not life.retired
+
+
+def test_what_waits_for_any_of_its_models_keeps_it() -> None:
+    life = Life(models=(MODEL, "other@1"))
+    life.ledger.queued["other@1"] = 1
+    life.pass_time(50)
+    assert not life.retired
+    life.ledger.queued.clear()
+    life.pass_time(11)
+    assert life.retired
+
+
+def test_one_of_several_models_says_which_it_serves_now_and_all_that_it_could() -> None:
+    life = Life(limit=None, models=(MODEL, "other@1"))
+    life.presence.report()
+    life.seen = Seen("serving", 0, 0, 0, model="other@1")
+    life.presence.report()
+    first, second = life.ledger.reported
+    assert (first.model, second.model) == (MODEL, "other@1")
+    assert first.models == second.models == (MODEL, "other@1")
+    assert first.serves(["other@1"])
+    assert not Present("w", "h", 1, MODEL, "serving").serves(["other@1"])
 
 
 def test_without_a_limit_it_stays_and_says_how_long_it_has_been_idle() -> None:

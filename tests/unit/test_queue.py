@@ -33,6 +33,33 @@ def test_a_worker_consumes_control_and_its_own_model_alone() -> None:
         queue.queues(Settings(models=models))
 
 
+def test_a_worker_of_several_models_consumes_the_wakes_of_each() -> None:
+    models = {"a": ECHO, "b": ECHO, "c": ECHO}
+    names = [q.name for q in queue.queues(Settings(models=models, model="c,a"))]
+    assert names == ["control", *(queue.model_queue(ECHO.fingerprint(name)) for name in "ca")]
+
+
+@pytest.mark.parametrize(
+    ("model", "served"),
+    [
+        ("a", ("a",)),
+        ("a, c,a", ("a", "c")),
+        ("all", ("a", "c", "b,c")),
+        ("b,c", ("b,c",)),
+        ("none", ()),
+    ],
+)
+def test_which_models_a_worker_serves(model: str, served: tuple[str, ...]) -> None:
+    """A name that has a comma is one model's."""
+    assert Settings(models=dict.fromkeys(["a", "c", "b,c"], ECHO), model=model).served == served
+
+
+@pytest.mark.parametrize("model", ["a,x", "", "a,", "a,none", "a,all"])
+def test_a_model_that_is_none_is_named(model: str) -> None:
+    with pytest.raises(errors.SettingsError, match=r"is not in LONGHAUL_MODELS \(a\)"):
+        _ = Settings(models={"a": ECHO}, model=model).served
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [

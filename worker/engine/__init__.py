@@ -1,6 +1,7 @@
 """The engine: token ids in, token ids out. Importing this package loads neither torch nor transformers."""
 
 import dataclasses
+import sys
 
 from jobs import tokens
 from jobs.model_settings import ModelSettings
@@ -28,6 +29,7 @@ __all__ = [
     "Timings",
     "TokenLogprobs",
     "follow_engine",
+    "free_memory",
     "open_engine",
 ]
 
@@ -47,6 +49,16 @@ def open_engine(name: str, model: ModelSettings, settings: Settings) -> Engine:
     from worker.engine import opening
 
     return opening.open_model(model.source, config, name)
+
+
+def free_memory() -> None:
+    """Give back what closed engines held, so that the next one finds it: to the system, and on a GPU."""
+    from worker.engine import heap
+
+    heap.release()
+    torch = sys.modules.get("torch")  # an engine without a model has none
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 _ON_GPU = {"max_running": 256, "prefill_chunk_tokens": 2048}

@@ -28,28 +28,30 @@ class EchoEngine(Engine):
     Faults happen when a running prompt contains TEXT: `kill:TEXT` kills the process, `raise:TEXT` makes that
     request an error, `break:TEXT` raises out of the step, `hang:TEXT` never returns from it, not even when
     the engine is closed, `memory:TEXT` takes memory until there is no more (limit the process first!).
-    `slow:SECONDS` makes each step so long. `trace:FILE` is none: it appends the id of each request that was
-    computed to a file.
+    `slow:SECONDS` makes each step so long, `load:SECONDS` the loading. `trace:FILE` is none: it appends the
+    id of each request that was computed to a file.
     """
 
     def __init__(self, tokenizer: Any, config: EngineConfig, faults: Iterable[str] = ()) -> None:
         super().__init__(tokenizer, config.context_tokens or _NO_LIMIT, _NO_LIMIT, config)
         self._no_embeddings = ""
         self._closing = threading.Event()
-        self._slow_seconds = 0.0
+        self._slow_seconds = self._load_seconds = 0.0
         self._trace: Path | None = None
         self._texts: dict[str, list[str]] = {kind: [] for kind in _KINDS}
         for fault in faults:
             kind, _, value = fault.partition(":")
             if kind == "slow":
                 self._slow_seconds = float(value)
+            elif kind == "load":
+                self._load_seconds = float(value)
             elif kind == "trace" and value:
                 self._trace = Path(value)
             elif kind in self._texts and value:
                 self._texts[kind].append(value)
             else:
                 known = ", ".join(f"{kind}:TEXT" for kind in _KINDS)
-                raise ValueError(f"{fault!r} is not a fault: {known}, slow:SECONDS or trace:FILE")
+                raise ValueError(f"{fault!r} is not a fault: {known}, slow:SECONDS, load:SECONDS, trace:FILE")
 
     @classmethod
     def open(
@@ -57,7 +59,9 @@ class EchoEngine(Engine):
     ) -> "EchoEngine":
         """Load the tokenizer of a source; raises errors.ModelUnavailable."""
         try:
-            return cls(_load_tokenizer(source, config), config, faults)
+            opened = cls(_load_tokenizer(source, config), config, faults)
+            time.sleep(opened._load_seconds)
+            return opened
         except Exception as error:  # as in loader.load
             reason = str(error).strip().split("\n")[0] or type(error).__name__
             raise errors.ModelUnavailable(name=name or source, source=source, reason=reason) from error

@@ -41,3 +41,12 @@ def freeze() -> None:
     """Take what is loaded out of the garbage collector's sight: it is many objects, and here to stay."""
     gc.collect()
     gc.freeze()
+
+
+def release() -> None:
+    """Give back to the system what was held by what is gone, `freeze` and `keep_freed_memory` undone."""
+    gc.unfreeze()
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
+    if trim is not None:
+        trim(0)

@@ -109,7 +109,18 @@ PADDING_RATIO = Family(
     "gauge",
     "Share of padding in all positions of prompts since the start; absent while nothing was padded.",
 )
+_EVENTS = ("added", "finished", "cancelled", "failed")
+_TOTALS = frozenset(
+    [name for name, family in COUNTERS.items() if family.kind == "counter"]
+    + [f"requests_{event}" for event in _EVENTS]
+    + ["step_seconds", "scheduling_seconds", "embedding_seconds"]
+)
 FAMILIES = (*COUNTERS.values(), REQUESTS, FALLBACK, STEP, EMBEDDING, KV_RATIO, PADDING_RATIO)
+
+
+def added(stats: Mapping[str, float], past: Mapping[str, float]) -> dict[str, float]:
+    """Return an engine's `Stats` with what engines of the same model counted before it."""
+    return {name: value + past.get(name, 0) if name in _TOTALS else value for name, value in stats.items()}
 
 
 def of(model: str, stats: Mapping[str, float]) -> Iterator[Metric]:
@@ -117,8 +128,7 @@ def of(model: str, stats: Mapping[str, float]) -> Iterator[Metric]:
     mine = (model,)
     for name, family in COUNTERS.items():
         yield family.of((mine, stats[name]))
-    events = ("added", "finished", "cancelled", "failed")
-    yield REQUESTS.of(*((((model, event), stats[f"requests_{event}"])) for event in events))
+    yield REQUESTS.of(*((((model, event), stats[f"requests_{event}"])) for event in _EVENTS))
     yield FALLBACK.of(*(((model, kind), stats[name]) for kind, name in FALLBACKS.items()))
     yield EMBEDDING.of((mine, stats["embedding_seconds"]))
     if stats["steps"]:

@@ -13,11 +13,12 @@ from worker.metrics import counters
 
 NO_MODEL = "none"
 """The label of a worker that serves control alone."""
-FAMILIES = STATE, HELD, GROUPS, BATCH, SLOTS, COST, UNITS = (
+FAMILIES = STATE, HELD, GROUPS, BATCH, SLOTS, COST, UNITS, SWAPS, LOADING, UNAVAILABLE = (
     Family(
         "worker_state",
         "gauge",
-        "1 for what it is: loading, serving, retiring, draining, stopped.",
+        "1 for what it is: loading, serving, retiring, draining, stopped. Of several models those that are"
+        " not loaded have unloaded, or unavailable after a load that failed.",
         ("model", "state"),
     ),
     Family("requests_held", "gauge", "Requests leased to it: waiting, running, or not yet written."),
@@ -31,6 +32,13 @@ FAMILIES = STATE, HELD, GROUPS, BATCH, SLOTS, COST, UNITS = (
         "Units of jobs it ran, by how they ended: done, failed.",
         ("unit", "outcome"),
     ),
+    Family("model_swaps_total", "counter", "Times that it was loaded in place of another model."),
+    Family(
+        "model_loading_seconds_total",
+        "counter",
+        "Time in which the last model was closed and this one loaded, at the start too.",
+    ),
+    Family("model_unavailable", "gauge", "1: it could not be loaded, and is tried again after a pause."),
 )
 
 
@@ -54,11 +62,15 @@ class State(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
-        model = stats["model"] or NO_MODEL
+        model, models = stats["model"] or NO_MODEL, stats["models"]
         mine = (model,)
-        yield STATE.of(((model, stats["state"]), 1))
+        others = {name: its["state"] for name, its in models.items() if name != model}
+        yield STATE.of(((model, stats["state"]), 1), *((place, 1) for place in others.items()))
         yield HELD.of((mine, stats["held"]))
-        yield GROUPS.of((mine, stats["groups"]))
+        yield GROUPS.of(*(((name,), its["groups"]) for name, its in models.items()))
+        yield SWAPS.of(*(((name,), its["swaps"]) for name, its in models.items()))
+        yield LOADING.of(*(((name,), its["loading_seconds"]) for name, its in models.items()))
+        yield UNAVAILABLE.of(*(((name,), its["state"] == "unavailable") for name, its in models.items()))
         if self._cost is not None:
             yield COST.of((mine, stats["uptime_seconds"] / 3600 * self._cost))
         if stats["engine"] is not None:

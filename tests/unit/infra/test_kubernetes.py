@@ -131,7 +131,7 @@ def test_workers_get_the_time_they_drain_for(objects: list[Object]) -> None:
 def test_settings_are_taken(objects: list[Object], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in settings(objects).items():
         monkeypatch.setenv(name, value)
-    assert Settings.load().served == "smol"
+    assert Settings.load().served == ("smol",)
 
 
 def test_scalers_follow_the_hashes_of_the_ledger(
