@@ -1,9 +1,10 @@
-"""Plots of simulated fleets. matplotlib is needed for this alone: pip install 'longhaul[bench]'"""
+"""Plots of fleets. matplotlib is needed for this alone: pip install 'longhaul[bench]'"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.scale import recording
 from bench.scale.machine import Result
 
 NAMES = {
@@ -16,13 +17,13 @@ NAMES = {
 _HOURS = 12
 
 
-def _figure(height: float) -> tuple[Any, Any]:
+def _figure(height: float, rows: int = 1) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot, pyplot.subplots(figsize=(9, height), layout="constrained")
+    return pyplot, pyplot.subplots(rows, figsize=(9, height), sharex=True, layout="constrained")
 
 
 def over_time(runs: Mapping[str, Result], path: Path) -> None:
@@ -52,5 +53,28 @@ def ratios(found: Mapping[str, Mapping[str, float]], path: Path) -> None:
     axes.axhline(1, color="black", linewidth=0.8)
     axes.legend(fontsize=8)
     axes.grid(axis="y", alpha=0.3)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def recorded(columns: Mapping[str, Sequence[float]], posts: Sequence[float], path: Path) -> None:
+    """Draw depth, workers and tokens a second of a run over time; `posts` are when jobs came."""
+    pyplot, (figure, (depth, workers, rate)) = _figure(7.5, rows=3)
+    at = columns["at"]
+    depth.stackplot(at, columns["queued"], columns["leased"], labels=["queued", "leased"], step="post")
+    states = [columns[name] for name in recording.STATES]
+    workers.stackplot(at, *states, labels=recording.STATES, step="post")
+    rate.plot(at, columns["rate"], linewidth=1.2)
+    labels = {depth: "requests", workers: "workers", rate: "output tokens/s"}
+    for axes, label in labels.items():
+        for index, posted in enumerate(posts):
+            axes.axvline(posted, color="black", linestyle=":", label=None if index else "POST of a job")
+        axes.set(ylabel=label, ylim=(0, None))
+        axes.grid(alpha=0.3)
+    depth.legend(loc="upper right", fontsize=8)
+    workers.legend(loc="upper right", fontsize=8)
+    workers.yaxis.get_major_locator().set_params(integer=True)
+    rate.set(xlabel="seconds", xlim=(0, at[-1]))
+    depth.set(title="A recorded run: no worker, a job, a burst, no worker")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
