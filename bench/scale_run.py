@@ -84,16 +84,15 @@ def main(
     name = Path(model).name if model else smollm2.NAME
     engine: dict[str, Any] = {"engine": "echo", "faults": ("slow:1",)} if echo else {}
     models = {name: ModelSettings(source=model or str(smollm2.ensure(report=True)), **engine)}
-    lines = list(
-        humaneval.requests(requests * (jobs + 1), name, max_tokens, humaneval.system_message(SYSTEM_WORDS))
-    )
+    system = humaneval.system_message(SYSTEM_WORDS)
+    lines = list(humaneval.requests(requests * (jobs + 1), name, max_tokens, system))
     batches = [lines[start : start + requests] for start in range(0, len(lines), requests)]
     try:
         with running(models, output) as (recorder, api, ledger):
             recorder.note(settings=SETTINGS, model=name, echo=echo)
             run = Run(recorder, api, ledger)
             run.record(batches)
-            figures = run.figures()
+            figures, whole = run.figures(), run.whole
     except errors.LonghaulError as error:
         sys.exit(f"longhaul: {error}")
     for figure in figures:
@@ -102,7 +101,7 @@ def main(
         from bench.scale import plots
 
         plots.recorded(recording.columns(recorder.samples), run.posts, plot)
-    sys.exit(int(not run.whole))
+    sys.exit(int(not whole))
 
 
 @contextmanager
@@ -160,9 +159,9 @@ class Run:
         """Whether every request of every job was completed."""
         return all(job.completed == job.total for job in map(self._job, self.jobs))
 
-    def figures(self) -> Iterator[dict[str, Any]]:
+    def figures(self) -> list[dict[str, Any]]:
         """Return what is printed: one figure after another."""
-        return iter([*self._first_token(), *self._all(), *self._burst()])
+        return [*self._first_token(), *self._all(), *self._burst()]
 
     def _upload(self, lines: list[dict[str, Any]]) -> str:
         with tempfile.TemporaryFile() as stream:

@@ -59,22 +59,23 @@ def ratios(found: Mapping[str, Mapping[str, float]], path: Path) -> None:
 
 def recorded(columns: Mapping[str, Sequence[float]], posts: Sequence[float], path: Path) -> None:
     """Draw depth, workers and tokens a second of a run over time; `posts` are when jobs came."""
-    pyplot, (figure, (depth, workers, rate)) = _figure(7.5, rows=3)
-    at = columns["at"]
-    depth.stackplot(at, columns["queued"], columns["leased"], labels=["queued", "leased"], step="post")
-    states = [columns[name] for name in recording.STATES]
-    workers.stackplot(at, *states, labels=recording.STATES, step="post")
-    rate.plot(at, columns["rate"], linewidth=1.2)
-    labels = {depth: "requests", workers: "workers", rate: "output tokens/s"}
-    for axes, label in labels.items():
+    pyplot, (figure, (depth, workers, rate)) = _figure(7.0, rows=3)
+    _stack(depth, columns, {"queued": "tab:orange", "leased": "tab:blue"})
+    _stack(workers, columns, dict(zip(recording.STATES, ("gold", "tab:green", "silver"), strict=True)))
+    rate.plot(columns["at"], columns["rate"], linewidth=1.2)
+    for axes, label in {depth: "requests", workers: "workers", rate: "output tokens/s"}.items():
         for index, posted in enumerate(posts):
-            axes.axvline(posted, color="black", linestyle=":", label=None if index else "POST of a job")
+            axes.axvline(posted, color="black", linestyle=":", label="_" if index else "POST of a job")
         axes.set(ylabel=label, ylim=(0, None))
         axes.grid(alpha=0.3)
-    depth.legend(loc="upper right", fontsize=8)
-    workers.legend(loc="upper right", fontsize=8)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
     workers.yaxis.get_major_locator().set_params(integer=True)
-    rate.set(xlabel="seconds", xlim=(0, at[-1]))
+    rate.set(xlabel="seconds", xlim=(0, columns["at"][-1]))
     depth.set(title="A recorded run: no worker, a job, a burst, no worker")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _stack(axes: Any, columns: Mapping[str, Sequence[float]], colors: Mapping[str, str]) -> None:
+    rows = [columns[name] for name in colors]
+    axes.stackplot(columns["at"], *rows, labels=list(colors), colors=list(colors.values()), step="post")

@@ -41,9 +41,8 @@ class Recorder:
 
     @property
     def worker_logs(self) -> list[list[recording.Event]]:
-        return [
-            recording.events(path.read_text()) for path in sorted(self._stack.logs.glob("worker-cpu*.log"))
-        ]
+        paths = sorted(self._stack.logs.glob("worker-cpu*.log"))
+        return [recording.events(path.read_text()) for path in paths]
 
     @property
     def workers(self) -> int:

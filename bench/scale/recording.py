@@ -122,29 +122,26 @@ def first_token(
     before the one in front of it, since both ran at once, took 0: the steps are those that were waited for.
     """
     told = [line for line in metrics if line["ttft_seconds"] is not None]
-    first = min(told, key=lambda line: line["started_at"] + line["ttft_seconds"])
-    worker = first["worker"]
-    life = next(life for log in logs for life in lives(log) if _at(life, "serving", worker=worker))
+    line = min(told, key=lambda line: line["started_at"] + line["ttft_seconds"])
+    all_lives = [life for log in logs for life in lives(log)]
+    life = next(life for life in all_lives if _first(life, "serving", worker=line["worker"]))
     before = [event for event in scaler if event["at"] <= life[0]["at"]]
-    plan = [
-        one for one in life if one["event"] == "unit done" and (one["unit"], one["job"]) == ("plan", job_id)
-    ]
-    claims = [one for one in life if one["event"] == "group claimed" and job_id in one["jobs"]]
+    plan = _first(life, "unit done", unit="plan", job=job_id)
+    claims = [event for event in life if event["event"] == "group claimed" and job_id in event["jobs"]]
     moments = {
         "post": answered,
-        "decision": _at(reversed(before), "scale"),
-        "process_and_imports": _at(life, "settings"),
-        "model_imports": _at(life, "model loading"),
-        "weights": _at(life, "model loaded"),
-        "kernels_and_trials": _at(life, "serving"),
-        "plan": plan[-1]["at"] if plan else None,
-        "claim": claims[0]["at"] if claims else None,
-        "admission": first["started_at"],
-        "prefill": first["started_at"] + first["ttft_seconds"],
+        "decision": _at(_first(reversed(before), "scale")),
+        "process_and_imports": life[0]["at"],
+        "model_imports": _at(_first(life, "model loading")),
+        "weights": _at(_first(life, "model loaded")),
+        "kernels_and_trials": _at(_first(life, "serving")),
+        "plan": _at(plan),
+        "claim": _at(next(iter(claims), None)),
+        "admission": line["started_at"],
+        "prefill": line["started_at"] + line["ttft_seconds"],
     }
-    return FirstToken(
-        moments["prefill"] - posted, _divided(posted, moments), plan[-1]["seconds"] if plan else None
-    )
+    steps = _divided(posted, moments)
+    return FirstToken(sum(steps.values()), steps, plan["seconds"] if plan else None)
 
 
 def _divided(begin: float, moments: Mapping[str, float | None]) -> dict[str, float]:
@@ -159,13 +156,17 @@ def _divided(begin: float, moments: Mapping[str, float | None]) -> dict[str, flo
     return steps
 
 
-def _at(log: Iterable[Event], name: str, **facts: Any) -> float | None:
-    """Return when an event was first; the engine's have their fields in their text."""
+def _first(log: Iterable[Event], name: str, **facts: Any) -> Event | None:
+    """Return the first event of that name; the engine's have their fields in their text."""
     for event in log:
         named = event["event"] == name or event["event"].startswith(f"{name} name=")
         if named and all(event.get(key) == value for key, value in facts.items()):
-            return float(event["at"])
+            return event
     return None
+
+
+def _at(event: Event | None) -> float | None:
+    return None if event is None else float(event["at"])
 
 
 def columns(samples: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
