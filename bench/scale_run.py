@@ -9,6 +9,7 @@ Everything is real: Redis, SeaweedFS and the API as `longhaul up` starts them, t
   output_tokens                    sampled so far, from the workers' metrics; null when one did not answer
   tokens_per_second                of that, over the last two seconds
 
+and at the end what the autoscaler said, with its reasons. `at` is seconds since the start of the recording.
 The figures are lines of JSON too. `first_token.*` divides the time from the first job's POST to its first
 token; `told_by` says by what (bench/scale/recording.py).
 """
@@ -118,6 +119,7 @@ def running(
         settings = Settings.load(redis_url=stack.environment["LONGHAUL_REDIS_URL"], models=models)
         ledger = Ledger.connect(settings)
         recorder = Recorder(stack, scaler, ledger, settings.fingerprints[next(iter(models))], output)
+        closing.callback(recorder.close)
         yield recorder, closing.enter_context(client.Client(stack.api_url)), ledger
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.scale import recording
 from bench.scale.machine import Result
 
 NAMES = {
@@ -61,13 +60,14 @@ def recorded(columns: Mapping[str, Sequence[float]], posts: Sequence[float], pat
     """Draw depth, workers and tokens a second of a run over time; `posts` are when jobs came."""
     pyplot, (figure, (depth, workers, rate)) = _figure(7.0, rows=3)
     _stack(depth, columns, {"queued": "tab:orange", "leased": "tab:blue"})
-    _stack(workers, columns, dict(zip(recording.STATES, ("gold", "tab:green", "silver"), strict=True)))
+    _stack(workers, columns, {"serving": "tab:green", "starting": "gold", "retiring": "silver"})
     rate.plot(columns["at"], columns["rate"], linewidth=1.2)
     for axes, label in {depth: "requests", workers: "workers", rate: "output tokens/s"}.items():
         for index, posted in enumerate(posts):
             axes.axvline(posted, color="black", linestyle=":", label="_" if index else "POST of a job")
         axes.set(ylabel=label, ylim=(0, None))
         axes.grid(alpha=0.3)
+    for axes in (depth, workers):
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
     workers.yaxis.get_major_locator().set_params(integer=True)
     rate.set(xlabel="seconds", xlim=(0, columns["at"][-1]))

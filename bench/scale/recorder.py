@@ -35,6 +35,12 @@ class Recorder:
         self._tokens = Tokens(stack.logs)
         self._said: tuple[float, Any] = (0.0, None)
 
+    def close(self) -> None:
+        """Write why the autoscaler did what it did; sample no more."""
+        for event in self.scaler_events:
+            self.note(**event | {"at": round(event["at"] - self.began, 3)})
+        self._tokens.close()
+
     @property
     def scaler_events(self) -> list[recording.Event]:
         return recording.events(self._scaler.output())
@@ -104,6 +110,8 @@ class Tokens:
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
+        # One for all scrapes: making one takes longer than many of them.
+        self._http = httpx.Client(timeout=_SCRAPE_SECONDS, trust_env=False)
         self._counts: dict[tuple[str, float], float] = {}
 
     def total(self, places: list[recording.Place]) -> int | None:
@@ -113,7 +121,7 @@ class Tokens:
             if port is None:
                 continue
             try:
-                self._counts[place.slot, place.started] = scraped(port)
+                self._counts[place.slot, place.started] = self._sampled(port)
             except httpx.ConnectError:
                 continue  # it has just ended, and what it said last is what it did
             except httpx.HTTPError:
@@ -128,8 +136,11 @@ class Tokens:
                 return int(event["port"])
         return None
 
+    def _sampled(self, port: int) -> float:
+        """Return the tokens that the worker at this port has sampled; raises httpx.HTTPError."""
+        answer = self._http.get(f"http://127.0.0.1:{port}/metrics").raise_for_status()
+        return sum(map(float, _SAMPLED.findall(answer.text)))
 
-def scraped(port: int) -> float:
-    """Return the tokens that the worker at this port has sampled; raises httpx.HTTPError."""
-    answer = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=_SCRAPE_SECONDS).raise_for_status()
-    return sum(map(float, _SAMPLED.findall(answer.text)))
+    def close(self) -> None:
+        """Scrape no more."""
+        self._http.close()

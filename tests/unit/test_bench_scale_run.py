@@ -195,13 +195,16 @@ def test_tokens_of_workers_that_have_ended_stay_counted(
     one.close()
     assert tokens.total([second]) == 14
     assert tokens.total([]) == 14
+    tokens.close()
 
 
 def test_a_worker_that_does_not_answer_in_time_leaves_the_sum_unknown(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         (tmp_path / "worker-cpu0.log").write_text(line(1, "metrics served", port=port))
-        assert recorder.Tokens(tmp_path).total([Place("cpu 0", START, "serving")]) is None
+        tokens = recorder.Tokens(tmp_path)
+        assert tokens.total([Place("cpu 0", START, "serving")]) is None
+        tokens.close()
 
 
 def test_a_plot_is_drawn_of_a_run_with_gaps(tmp_path: Path) -> None:
