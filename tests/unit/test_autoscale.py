@@ -2,6 +2,8 @@
 
 import json
 import socket
+import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from jobs import autoscale, autoscale_lines, cli, scaled, scaling, slots
+from jobs import autoscale, autoscale_command, autoscale_lines, cli, scaled, scaling, slots
 from jobs.autoscale import Autoscaler
 from jobs.ledger_fleet import Due, Load, Present
 from jobs.settings import ModelSettings, Settings
@@ -433,3 +435,12 @@ def test_it_needs_a_model_and_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(cli.main, ["autoscale"])
     assert result.exit_code == 2
     assert "No NVIDIA GPU is found here" in result.output
+
+
+def test_an_event_in_json_tells_when_it_was_to_the_millisecond(capsys: pytest.CaptureFixture[str]) -> None:
+    before = time.time()
+    autoscale_command._json("start", {"slot": "cpu 0"})
+    event = json.loads(capsys.readouterr().out)
+    assert (event["event"], event["slot"]) == ("start", "cpu 0")
+    at = datetime.fromisoformat(event["time"]).timestamp()
+    assert before - 0.001 <= at <= time.time()
