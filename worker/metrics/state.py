@@ -15,7 +15,10 @@ NO_MODEL = "none"
 """The label of a worker that serves control alone."""
 FAMILIES = STATE, HELD, GROUPS, BATCH, SLOTS, COST, UNITS = (
     Family(
-        "worker_state", "gauge", "1 for what it is: loading, serving, retiring, draining, stopped.", ("model", "state")
+        "worker_state",
+        "gauge",
+        "1 for what it is: loading, serving, retiring, draining, stopped.",
+        ("model", "state"),
     ),
     Family("requests_held", "gauge", "Requests leased to it: waiting, running, or not yet written."),
     Family("groups_claimed_total", "counter", "Groups it claimed."),
