@@ -4,6 +4,7 @@ import json
 import signal
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def _run(scaler: autoscale.Autoscaler, dry: bool) -> None:
 
 
 def _json(event: str, facts: dict[str, Any]) -> None:
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     click.echo(json.dumps({"time": stamp, "event": event} | facts))
 
 

@@ -1,6 +1,6 @@
-"""Plots of simulated fleets. matplotlib is needed for this alone: pip install 'longhaul[bench]'"""
+"""Plots of fleets. matplotlib is needed for this alone: pip install 'longhaul[bench]'"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ NAMES = {
 _HOURS = 12
 
 
-def _figure(height: float) -> tuple[Any, Any]:
+def _figure(height: float, rows: int = 1) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot, pyplot.subplots(figsize=(9, height), layout="constrained")
+    return pyplot, pyplot.subplots(rows, figsize=(9, height), sharex=True, layout="constrained")
 
 
 def over_time(runs: Mapping[str, Result], path: Path) -> None:
@@ -54,3 +54,28 @@ def ratios(found: Mapping[str, Mapping[str, float]], path: Path) -> None:
     axes.grid(axis="y", alpha=0.3)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def recorded(columns: Mapping[str, Sequence[float]], posts: Sequence[float], path: Path) -> None:
+    """Draw depth, workers and tokens a second of a run over time; `posts` are when jobs came."""
+    pyplot, (figure, (depth, workers, rate)) = _figure(7.0, rows=3)
+    _stack(depth, columns, {"queued": "tab:orange", "leased": "tab:blue"})
+    _stack(workers, columns, {"serving": "tab:green", "starting": "gold", "retiring": "silver"})
+    rate.plot(columns["at"], columns["rate"], linewidth=1.2)
+    for axes, label in {depth: "requests", workers: "workers", rate: "output tokens/s"}.items():
+        for index, posted in enumerate(posts):
+            axes.axvline(posted, color="black", linestyle=":", label="_" if index else "POST of a job")
+        axes.set(ylabel=label, ylim=(0, None))
+        axes.grid(alpha=0.3)
+    for axes in (depth, workers):
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+    workers.yaxis.get_major_locator().set_params(integer=True)
+    rate.set(xlabel="seconds", xlim=(0, columns["at"][-1]))
+    depth.set(title="A recorded run: no worker, a job, a burst, no worker")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _stack(axes: Any, columns: Mapping[str, Sequence[float]], colors: Mapping[str, str]) -> None:
+    rows = [columns[name] for name in colors]
+    axes.stackplot(columns["at"], *rows, labels=list(colors), colors=list(colors.values()), step="post")

@@ -2,6 +2,8 @@
 
 import json
 import socket
+import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from jobs import autoscale, autoscale_lines, cli, scaled, scaling, slots
+from jobs import autoscale, autoscale_command, autoscale_lines, cli, scaled, scaling, slots
 from jobs.autoscale import Autoscaler
 from jobs.ledger_fleet import Due, Load, Present
 from jobs.settings import ModelSettings, Settings
@@ -469,3 +471,12 @@ def test_a_worker_elsewhere_that_swaps_counts_for_the_model_it_has_not_loaded() 
     world.fleet.workers = [Present("far", "elsewhere", 5, both[0], "serving", 0, capacity=64)]
     world.turns(5)
     assert world.running("b") == ["gpu 0"]
+
+
+def test_an_event_in_json_tells_when_it_was_to_the_millisecond(capsys: pytest.CaptureFixture[str]) -> None:
+    before = time.time()
+    autoscale_command._json("start", {"slot": "cpu 0"})
+    event = json.loads(capsys.readouterr().out)
+    assert (event["event"], event["slot"]) == ("start", "cpu 0")
+    at = datetime.fromisoformat(event["time"]).timestamp()
+    assert before - 0.001 <= at <= time.time()

@@ -57,6 +57,7 @@ def load(source: str, config: EngineConfig, name: str | None = None) -> Loaded:
         use_all_cores()
         precision.set_policy(device, config.tf32)
         free = devices.of(device).free_bytes() if device.type == "cuda" else None
+        log.info("model loading name=%s device=%s", name, device)
         location, options = locate(source, config)
         tokenizer = AutoTokenizer.from_pretrained(location, **options)
         model = _load_model(location, options, config, device)

@@ -1,5 +1,6 @@
 """Every kind of source loads, and what cannot is refused in one line."""
 
+import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,16 @@ def test_open_engine_loads_what_the_settings_name(tiny_path: Path) -> None:
     assert isinstance(engine, FastEngine)
     assert (engine.room(), engine.context_tokens) == (3, 100)
     engine.close()
+
+
+def test_the_log_says_when_loading_begins_and_ends(tiny_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # bench/scale_run.py tells imports and weights apart by these.
+    with caplog.at_level(logging.INFO, "worker"):
+        loader.load(str(tiny_path), CPU, "tiny")
+    assert [text for text in caplog.messages if text.startswith("model load")] == [
+        "model loading name=tiny device=cpu",
+        "model loaded name=tiny device=cpu dtype=torch.float32",
+    ]
 
 
 def test_open_engine_opens_an_echo(tiny_path: Path) -> None:
