@@ -26,11 +26,19 @@ def load_weights(auto: Any, location: str, pickles: bool, options: dict[str, Any
     # Else transformers may take weights that the hub's robot made of a pickle, from another revision.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     try:
-        return auto.from_pretrained(location, use_safetensors=None if pickles else True, **options)
+        safe = None if pickles else True
+        model, found = auto.from_pretrained(
+            location, use_safetensors=safe, output_loading_info=True, **options
+        )
     except OSError as error:
         if pickles or "safetensors" not in str(error):
             raise
         raise ValueError(no_safetensors("it")) from None
+    # transformers makes up what a checkpoint lacks. Nobody asks for what BERT pools with.
+    missing = sorted(name for name in found["missing_keys"] if "pooler" not in name.split("."))
+    if missing:
+        raise ValueError(f"the checkpoint has no {missing[0]} ({len(missing)} weights are missing)")
+    return model
 
 
 def no_safetensors(what: str) -> str:

@@ -16,6 +16,9 @@ from worker.engine.quantize.weights import Bits, GroupedWeight
 Read = Callable[[str], Tensor]
 """Returns a tensor of one layer by the last part of its name."""
 Shapes = dict[str, tuple[int, ...]]
+_FLOATS = {"F16", "BF16", "F32"}
+_DTYPES = {"packed": {"U8"}, "scales": _FLOATS, "offsets": _FLOATS, "weight_scale": _FLOATS}
+"""Of what is not words of 32 bits."""
 
 
 class Layout(Protocol):
@@ -135,6 +138,11 @@ def _check_one(layout: Layout, tensors: Tensors, name: str, shapes: Shapes) -> N
             raise ValueError(f"the checkpoint has no {whole}")
         if tensors.shape(whole) != shape:
             raise ValueError(f"{whole} is {tensors.shape(whole)}; the configs make it {shape}")
+        known, dtype = _DTYPES.get(part, {"I32"}), tensors.dtype(whole)
+        if dtype not in known:
+            raise ValueError(f"{whole} is {dtype}; {' or '.join(sorted(known))} is known")
+        if known is _FLOATS and not tensors.read(whole).isfinite().all():
+            raise ValueError(f"{whole} has numbers that are not finite")
     try:
         layout.check(lambda part: tensors.read(f"{name}.{part}"))
     except ValueError as error:
