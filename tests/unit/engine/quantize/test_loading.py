@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,13 +155,33 @@ def test_weights_of_a_file_that_changed_are_made_again(tiny_path: Path, tmp_path
     assert len(list(cache.glob("*.safetensors"))) == 2
 
 
-@pytest.mark.parametrize("damage", [b"", b"nothing", None])
-def test_what_is_damaged_is_made_anew(damage: bytes | None, tiny_path: Path, cache: Path) -> None:
+def flipped(place: float) -> Callable[[bytes], bytes]:
+    """Return what turns over a bit of a file at a part of its length."""
+
+    def change(whole: bytes) -> bytes:
+        at = int(place * (len(whole) - 1))
+        return whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: b"",
+        lambda whole: b"nothing",
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: whole.replace(b'"F16"', b'"I16"', 1),
+        *map(flipped, (0, 0.05, 0.5, 0.9, 1)),
+    ],
+)
+def test_what_is_damaged_is_made_anew(damage: Callable[[bytes], bytes], tiny_path: Path, cache: Path) -> None:
     config = replace(INT4, quantize_method="rtn")
     first = linears(loader.load(str(tiny_path), config).model)
     (kept,) = cache.glob("*.safetensors")
     whole = kept.read_bytes()
-    kept.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    kept.write_bytes(damage(whole))
+    assert kept.read_bytes() != whole
     again = linears(loader.load(str(tiny_path), config).model)
     assert torch.equal(
         first["model.layers.0.mlp.up_proj"].grouped.packed, again["model.layers.0.mlp.up_proj"].grouped.packed
@@ -182,6 +203,15 @@ def test_a_crash_leaves_nothing_that_is_taken_for_whole(
 
 def _full(*_: Any) -> None:
     raise OSError("the disk is full")
+
+
+def test_what_a_killed_process_left_is_in_nobodys_way(tiny_path: Path, cache: Path) -> None:
+    config = replace(INT4, quantize_method="rtn")
+    loader.load(str(tiny_path), config)
+    (kept,) = cache.glob("*.safetensors")
+    kept.rename(kept.with_suffix(".part"))
+    loader.load(str(tiny_path), config)
+    assert {path.suffix for path in cache.iterdir()} == {".lock", ".safetensors"}
 
 
 def test_two_who_want_the_same_make_it_once(tmp_path: Path) -> None:
