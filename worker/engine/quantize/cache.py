@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from worker.engine import smollm2
-from worker.engine.quantize import checkpoint, own
+from worker.engine.quantize import checkpoint, own, turns
 from worker.engine.quantize.recipe import Recipe
 from worker.engine.quantize.tensors import Tensors
 from worker.engine.quantize.weights import GroupedWeight
@@ -30,16 +30,18 @@ class Entry:
     """The quantised weights of certain files by a certain recipe, which are there or not yet."""
 
     def __init__(self, path: Path, recipe: Recipe) -> None:
-        self.path, self._layout = path, own.Own(recipe.bits, recipe.group)
+        self.path, self._recipe, self._layout = path, recipe, own.Own(recipe.bits, recipe.group)
 
     def read(self, model: nn.Module) -> dict[str, GroupedWeight] | None:
-        """Return the weights of what is hollow in a model; None if there are none, or they are damaged."""
+        """Return the weights of a model's products; None if there are none, or they are damaged."""
         if not self.path.is_file():
             return None
         try:
             with closing(Tensors([self.path])) as tensors:
-                names = checkpoint.choose(self._layout)(tensors, model)
-                weights = {name: checkpoint.unpack(self._layout, tensors, name) for name in names}
+                products = turns.fitting(model, self._recipe)
+                for name, product in products.items():
+                    checkpoint.check(self._layout, tensors, name, product)
+                weights = {name: checkpoint.unpack(self._layout, tensors, name) for name in products}
                 if tensors.metadata.get("checksum") != _checksum(own.tensors_of(weights)):
                     raise ValueError("its checksum is another one")
                 return weights
@@ -78,7 +80,7 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
     total = 0
     for name, tensor in sorted(tensors.items()):
         total = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), total)
-        total = zlib.crc32(tensor.view(torch.uint8).numpy(), total)
+        total = zlib.crc32(memoryview(tensor.view(torch.uint8).numpy()), total)
     return f"{total:08x}"
 
 

@@ -57,7 +57,7 @@ def choose(layout: Layout) -> hollow.Choose:
         beside = {_parent(name) for name in quantised}
         for name, product in products.items():
             if name in quantised:
-                _check(layout, tensors, name, product)
+                check(layout, tensors, name, product)
             elif name in needed or getattr(product, "owner", None) in owners:
                 raise ValueError(f"there is no {name}.{layout.main}")
             elif isinstance(product, experts.Part):
@@ -120,7 +120,8 @@ def _parent(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _check(layout: Layout, tensors: Tensors, name: str, linear: Any) -> None:
+def check(layout: Layout, tensors: Tensors, name: str, linear: Any) -> None:
+    """Raise ValueError, in one line, when a checkpoint does not have all of a layer's quantised weight."""
     names = tensors.joined.get(name, [name])
     shapes = layout.shapes(linear.out_features // len(names), linear.in_features)
     for each in names:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from jobs import errors
 from jobs.model_settings import ModelSettings
@@ -273,3 +274,44 @@ def test_a_model_on_vllm_is_not_quantised_in_silence(field: dict[str, str]) -> N
         Settings.load(models={"m": model | field})
     settings = Settings.load(models={"m": model}, **field)
     assert settings.fingerprints["m"] == ModelSettings.model_validate(model).fingerprint("m")
+
+
+def test_what_is_kept_serves_a_model_of_which_some_stays(
+    tiny_path: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = with_config(tiny_path, tmp_path / "odd", intermediate_size=100)
+    first = linears(loader.load(str(source), INT4).model)
+    assert not [name for name in first if "down_proj" in name]
+    monkeypatch.delattr(apply, "quantize")
+    again = linears(loader.load(str(source), INT4).model)
+    assert again.keys() == first.keys()
+
+
+def test_a_model_that_nothing_can_be_rounded_of_is_refused(tiny_path: Path, tmp_path: Path) -> None:
+    source = with_config(
+        tiny_path, tmp_path / "odd", intermediate_size=100, hidden_size=60, num_attention_heads=3, head_dim=20
+    )
+    assert loader.load(str(source), EngineConfig(device="cpu")).model
+    with pytest.raises(errors.ModelUnavailable, match="none of its products can be quantised"):
+        loader.load(str(source), INT4)
+
+
+def with_config(tiny_path: Path, target: Path, **fields: Any) -> Path:
+    """Write the tiny model with another config, and weights to match."""
+    checkpoints.copy(tiny_path, target)
+    config = AutoConfig.from_pretrained(tiny_path, **{"num_key_value_heads": 1} | fields)
+    AutoModelForCausalLM.from_config(config).save_pretrained(target)
+    return target
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -3e38])
+@pytest.mark.parametrize("method", ["rtn", "sampled"])
+def test_weights_that_are_no_numbers_are_refused_by_their_name(
+    method: Any, bad: float, tiny_path: Path, tmp_path: Path, cache: Path
+) -> None:
+    checkpoints.copy(tiny_path, tmp_path / "model")
+    name = "model.layers.1.mlp.up_proj"
+    checkpoints.change(tmp_path / "model", lambda tensors: tensors[f"{name}.weight"][3, 5].fill_(bad))
+    with pytest.raises(errors.ModelUnavailable, match=f"{name} has weights that are not finite"):
+        loader.load(str(tmp_path / "model"), replace(INT4, quantize_method=method))
+    assert not list(cache.glob("*.safetensors"))
