@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -80,7 +81,8 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
     total = 0
     for name, tensor in sorted(tensors.items()):
         total = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), total)
-        total = zlib.crc32(memoryview(tensor.view(torch.uint8).numpy()), total)
+        data: Any = tensor.view(torch.uint8).numpy()
+        total = zlib.crc32(data, total)
     return f"{total:08x}"
 
 
