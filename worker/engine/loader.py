@@ -17,7 +17,7 @@ from worker.engine import heads, parallel, precision
 from worker.engine.embeddings import pooling
 from worker.engine.embeddings.pooling import LAST, MEAN, Pooling
 from worker.engine.quantize import apply, gguf_q4, loading
-from worker.engine.source import load_weights, locate
+from worker.engine.source import load_weights, load_whole, locate
 from worker.engine.types import EngineConfig
 
 log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ def _load_model(location: str, options: dict[str, Any], wanted: EngineConfig, de
     team = parallel.current()
     share = {} if team is None else parallel.load_options(team, config, wanted, gguf)
     if gguf:
-        model = _without_quantization(auto.from_pretrained(location, dtype=picked, **options))
+        model = _without_quantization(load_whole(auto, location, options | {"dtype": picked}))
         gguf_q4.keep(model, Path(location, options["gguf_file"]))
     else:
         options = options | {"dtype": picked}

@@ -26,11 +26,23 @@ def load_weights(auto: Any, location: str, pickles: bool, options: dict[str, Any
     # Else transformers may take weights that the hub's robot made of a pickle, from another revision.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     try:
-        return auto.from_pretrained(location, use_safetensors=None if pickles else True, **options)
+        return load_whole(auto, location, options | {"use_safetensors": None if pickles else True})
     except OSError as error:
         if pickles or "safetensors" not in str(error):
             raise
         raise ValueError(no_safetensors("it")) from None
+
+
+def load_whole(auto: Any, location: str, options: dict[str, Any]) -> Any:
+    """Load a model by a class of transformers; raises ValueError when the checkpoint lacks weights.
+
+    transformers makes them up. What BERT pools with is nothing that anybody here asks for.
+    """
+    model, found = auto.from_pretrained(location, output_loading_info=True, **options)
+    missing = sorted(name for name in found["missing_keys"] if "pooler" not in name.split("."))
+    if missing:
+        raise ValueError(f"the checkpoint has no {missing[0]} ({len(missing)} weights are missing)")
+    return model
 
 
 def no_safetensors(what: str) -> str:

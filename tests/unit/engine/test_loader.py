@@ -14,6 +14,7 @@ from jobs import errors
 from jobs.model_settings import ModelSettings
 from jobs.settings import Settings
 from tests.unit.engine.conftest import request
+from tests.unit.engine.quantize import checkpoints
 from worker.engine import Engine, EngineConfig, loader, open_engine
 from worker.engine.echo import EchoEngine
 from worker.engine.fast import FastEngine
@@ -210,3 +211,13 @@ def write_gguf(file: Path, loaded: loader.Loaded) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+@pytest.mark.parametrize("part", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight", "lm_head.weight"])
+def test_a_checkpoint_that_lacks_a_weight_is_refused_by_its_name(
+    part: str, tiny_path: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_path, tmp_path / "model")
+    checkpoints.change(tmp_path / "model", lambda tensors: tensors.pop(part))
+    with pytest.raises(errors.ModelUnavailable, match=rf"has no {part} \(1 weights"):
+        Engine.load(str(tmp_path / "model"), CPU)

@@ -29,6 +29,7 @@ def round_head(model: Any) -> None:
         return
     name = next(name for name, module in model.named_modules() if module is head)
     rows = rounding.nearest(shares.local(head.weight), 8, group)
+    rounding.refuse_infinite(name, rows)
     if parallel.is_share(model):
         shares.put_rows(model, name, rows, head.weight.shape[0])
     else:
@@ -41,7 +42,7 @@ def choose(recipe: Recipe) -> hollow.Choose:
     def those(tensors: Tensors, model: nn.Module) -> set[str]:
         return {
             name
-            for name, product in turns.fitting(model, recipe).items()
+            for name, product in turns.require_fitting(model, recipe).items()
             if _can_be_read(tensors, name, product)
         }
 

@@ -28,7 +28,8 @@ class Awq:
 
     @classmethod
     def read(cls, config: dict[str, Any]) -> "Awq":
-        layout = str(config.get("version") or "gemm").lower()
+        named = config.get("version") or config.get("checkpoint_format") or config.get("format")
+        layout = str(named or "gemm").lower()
         if layout != "gemm":
             raise ValueError(f"the layout {layout!r} is not known; gemm is")
         bits = config.get("bits", config.get("w_bit"))

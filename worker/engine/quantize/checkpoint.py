@@ -16,6 +16,9 @@ from worker.engine.quantize.weights import Bits, GroupedWeight
 Read = Callable[[str], Tensor]
 """Returns a tensor of one layer by the last part of its name."""
 Shapes = dict[str, tuple[int, ...]]
+_FLOATS = {"F16", "BF16", "F32"}
+_DTYPES = {"packed": {"U8"}, "scales": _FLOATS, "offsets": _FLOATS, "weight_scale": _FLOATS}
+"""Of what is not words of 32 bits."""
 
 
 class Layout(Protocol):
@@ -54,7 +57,7 @@ def choose(layout: Layout) -> hollow.Choose:
         beside = {_parent(name) for name in quantised}
         for name, product in products.items():
             if name in quantised:
-                _check(layout, tensors, name, product)
+                check(layout, tensors, name, product)
             elif name in needed or getattr(product, "owner", None) in owners:
                 raise ValueError(f"there is no {name}.{layout.main}")
             elif isinstance(product, experts.Part):
@@ -117,7 +120,8 @@ def _parent(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _check(layout: Layout, tensors: Tensors, name: str, linear: Any) -> None:
+def check(layout: Layout, tensors: Tensors, name: str, linear: Any) -> None:
+    """Raise ValueError, in one line, when a checkpoint does not have all of a layer's quantised weight."""
     names = tensors.joined.get(name, [name])
     shapes = layout.shapes(linear.out_features // len(names), linear.in_features)
     for each in names:
@@ -135,6 +139,11 @@ def _check_one(layout: Layout, tensors: Tensors, name: str, shapes: Shapes) -> N
             raise ValueError(f"the checkpoint has no {whole}")
         if tensors.shape(whole) != shape:
             raise ValueError(f"{whole} is {tensors.shape(whole)}; the configs make it {shape}")
+        known, dtype = _DTYPES.get(part, {"I32"}), tensors.dtype(whole)
+        if dtype not in known:
+            raise ValueError(f"{whole} is {dtype}; {' or '.join(sorted(known))} is known")
+        if known is _FLOATS and not tensors.read(whole).isfinite().all():
+            raise ValueError(f"{whole} has numbers that are not finite")
     try:
         layout.check(lambda part: tensors.read(f"{name}.{part}"))
     except ValueError as error:

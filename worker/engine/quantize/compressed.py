@@ -13,7 +13,7 @@ import torch
 
 from worker.engine.quantize import fields
 from worker.engine.quantize.checkpoint import Read, Shapes
-from worker.engine.quantize.gptq import order_of
+from worker.engine.quantize.gptq import check_order, order_of
 from worker.engine.quantize.weights import Bits, GroupedWeight, pack
 
 
@@ -39,6 +39,10 @@ class Compressed:
                 raise ValueError(f"the layout {layout!r} is not known; pack-quantized is")
             if scheme.get("input_activations"):
                 raise ValueError("activations are quantised, too, which is not supported")
+        if _runs_transforms(config):
+            raise ValueError("its transform_config has activations transformed, which is not supported")
+        if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+            raise ValueError(f"the sparsity {config['sparsity_config']['format']!r} is not supported")
         weights = schemes[0]["weights"]
         if any(scheme["weights"] != weights for scheme in schemes):
             raise ValueError("its config_groups differ in their weights, which is not supported")
@@ -65,8 +69,9 @@ class Compressed:
         return shapes | ({"weight_g_idx": (inputs,)} if self.reordered else {})
 
     def check(self, read: Read) -> None:
-        if self.reordered:
-            order_of(read("weight_g_idx"))
+        check_order(read, "weight_g_idx", read("weight_scale").shape[1], self.reordered)
+        if self.symmetric and _is_any(read, "weight_zero_point"):
+            raise ValueError("weight_zero_point has zero points, and the config says symmetric")
 
     def unpack(self, read: Read) -> GroupedWeight:
         scales = read("weight_scale")
@@ -76,8 +81,23 @@ class Compressed:
         else:
             packed = fields.split(read("weight_zero_point").T, self.bits).T[: len(scales)]
             zeros = packed.to(scales.dtype).contiguous()
-        order = order_of(read("weight_g_idx")) if self.reordered else None
+        order = order_of(read("weight_g_idx"), scales.shape[1]) if self.reordered else None
         if order is not None:
             integers = integers[:, order]
         group = integers.shape[1] // scales.shape[1]
         return GroupedWeight(pack(integers, self.bits), scales, zeros, group, self.bits, order=order)
+
+
+def _is_any(read: Read, part: str) -> bool:
+    """Tell whether a layer has a tensor, and anything but zero in it."""
+    try:
+        return bool(read(part).any())
+    except ValueError:
+        return False
+
+
+def _runs_transforms(config: dict[str, Any]) -> bool:
+    """Tell whether rotations are computed when the model runs; those of weights are in them already."""
+    schemes = ((config.get("transform_config") or {}).get("config_groups") or {}).values()
+    places = [str(each.get("location")) for scheme in schemes for each in scheme.get("apply", [])]
+    return not all(place.startswith("weight_") for place in places)

@@ -32,7 +32,7 @@ class Gptq:
 
     @classmethod
     def read(cls, config: dict[str, Any]) -> "Gptq":
-        layout = config.get("checkpoint_format") or "gptq"
+        layout = config.get("checkpoint_format") or config.get("format") or "gptq"
         if layout not in ("gptq", "gptq_v2"):
             raise ValueError(f"the layout {layout!r} is not known; gptq and gptq_v2 are")
         return cls(
@@ -52,8 +52,7 @@ class Gptq:
         return shapes | ({"g_idx": (inputs,)} if self.reordered else {})
 
     def check(self, read: Read) -> None:
-        if self.reordered:
-            order_of(read("g_idx"))
+        check_order(read, "g_idx", len(read("scales")), self.reordered)
 
     def unpack(self, read: Read) -> GroupedWeight:
         qweight, qzeros, scales = read("qweight"), read("qzeros"), read("scales").T.contiguous()
@@ -62,19 +61,35 @@ class Gptq:
             # Of all fields at once, as they were taken from: a carry belongs to the field above.
             qzeros = qzeros + _ONES[self.bits]
         zeros = fields.split(qzeros, self.bits).T.to(scales.dtype).contiguous()
-        order = order_of(read("g_idx")) if self.reordered else None
+        order = order_of(read("g_idx"), len(qzeros)) if self.reordered else None
         if order is not None:
             integers = integers[:, order]
         group = integers.shape[1] // scales.shape[1]
         return GroupedWeight(pack(integers, self.bits), scales, zeros, group, self.bits, order=order)
 
 
-def order_of(groups: Tensor) -> Tensor | None:
-    """Return the inputs in the order of their groups [inputs], None where they are in order.
+def check_order(read: Read, part: str, count: int, reordered: bool) -> None:
+    """Raise ValueError when the groups of inputs, if a layer has them, are not `count` of one size, or are
+    reordered and the config says that they are not.
+    """
+    try:
+        groups = read(part)
+    except ValueError:  # where it has to be there, it is
+        return
+    if not reordered and not groups.any():
+        return  # nothing was written to it
+    if order_of(groups, count) is not None and not reordered:
+        raise ValueError(f"{part} has inputs in another order, and the config says that it does not")
+
+
+def order_of(groups: Tensor, count: int) -> Tensor | None:
+    """Return the inputs in the order of their `count` groups [inputs], None where they are in order.
 
     Raises ValueError when groups are not of one size.
     """
-    sizes = torch.bincount(groups.long())
+    if groups.min() < 0 or groups.max() >= count:
+        raise ValueError(f"g_idx has groups {groups.min()} to {groups.max()}; there are {count}")
+    sizes = torch.bincount(groups.long(), minlength=count)
     if (sizes != sizes[0]).any():
         raise ValueError("the groups of g_idx are not of one size")
     order = torch.argsort(groups.long(), stable=True)

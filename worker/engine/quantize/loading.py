@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.quantizers.auto import AutoHfQuantizer
 
 from worker.engine import parallel
 from worker.engine.quantize import (
@@ -53,6 +54,10 @@ def is_wanted(config: Any, wanted: EngineConfig, gguf: bool) -> bool:
                 f"it is quantised already ({method}); LONGHAUL_QUANTIZE is for models that are not"
             )
         ours = method in _LAYOUTS
+        if not ours and not AutoHfQuantizer.supports_quant_method(
+            found
+        ):  # it would be read as if it were not
+            raise ValueError(f"how its weights are quantised is not known: {method!r}")
     return ours
 
 
@@ -141,7 +146,11 @@ def _sampled(model: Any, tensors: Tensors) -> Tensor | None:
 
 def layout_of(found: dict[str, Any]) -> checkpoint.Layout:
     """Return the layout that a `quantization_config` of ours to read says; raises ValueError."""
-    return _LAYOUTS[found["quant_method"]](found)
+    method = found["quant_method"]
+    try:
+        return _LAYOUTS[method](found)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"its quantization_config is not as {method} has it: {error!r}") from error
 
 
 def rounds_head(config: Any, wanted: EngineConfig, device: str) -> bool:
@@ -158,6 +167,8 @@ def rounds_head(config: Any, wanted: EngineConfig, device: str) -> bool:
 def stored(config: Any) -> dict[str, Any] | None:
     """Return what a config says of quantised weights."""
     found = getattr(config, "quantization_config", None)
-    if found is None or isinstance(found, dict):
-        return found
-    return dict(found.to_dict())
+    if found is not None and not isinstance(found, dict):
+        found = found.to_dict()
+    if found is not None and not isinstance(found.get("quant_method"), str):
+        raise ValueError(f"the quant_method of its quantization_config is {found.get('quant_method')!r}")
+    return found

@@ -72,7 +72,8 @@ def _of_checkpoint(
 def _by_recipe(model: Any, wanted: EngineConfig) -> dict[str, tuple[Bits, int]]:
     recipe = loading.recipe_of(wanted)
     groups = {
-        name: (each, recipe.group_of(each.in_features)) for name, each in turns.fitting(model, recipe).items()
+        name: (each, recipe.group_of(each.in_features))
+        for name, each in turns.require_fitting(model, recipe).items()
     }
     return {
         name: (recipe.bits, _grouped_bytes(linear, recipe.bits, group))

@@ -64,6 +64,12 @@ def rounded(values: Tensor, scale: Tensor, minimum: Tensor, bits: Bits) -> Tenso
     return ((values - minimum) / scale).round_().clamp_(0, _most(bits))
 
 
+def refuse_infinite(name: str, weight: GroupedWeight) -> None:
+    """Raise ValueError for a weight made of numbers that are not finite, or that float16 does not hold."""
+    if not (weight.scales.isfinite().all() and weight.offsets.isfinite().all()):
+        raise ValueError(f"{name} has weights that are not finite, or too large to be rounded")
+
+
 def grouped_weight(values: Tensor, scale: Tensor, minimum: Tensor, bits: Bits) -> GroupedWeight:
     """Round values [outputs, groups, group] by scales and minima [outputs, groups, 1]."""
     integers = rounded(values, scale, minimum, bits).flatten(1)

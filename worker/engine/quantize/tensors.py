@@ -41,6 +41,10 @@ class Tensors:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._where[name].get_slice(name).get_shape())
 
+    def dtype(self, name: str) -> str:
+        """Return a tensor's dtype by the name that safetensors has for it."""
+        return str(self._where[name].get_slice(name).get_dtype())
+
     def read(self, name: str) -> Tensor:
         """Return a tensor; raises ValueError when it is not there."""
         if name not in self._where:

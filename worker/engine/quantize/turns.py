@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from worker.engine.quantize import calibrate, experts, filling, hollow, int_experts, mixing, rounding
 from worker.engine.quantize.linear import IntLinear
-from worker.engine.quantize.recipe import Recipe
+from worker.engine.quantize.recipe import GROUPS, Recipe
 from worker.engine.quantize.tensors import Tensors
 from worker.engine.quantize.weights import GroupedWeight
 
@@ -30,6 +30,17 @@ def fitting(model: nn.Module, recipe: Recipe) -> dict[str, Any]:
         for name, each in found.items()
         if name not in odd and getattr(each, "owner", None) not in owners
     }
+
+
+def require_fitting(model: nn.Module, recipe: Recipe) -> dict[str, Any]:
+    """Return the same; raises ValueError if there are none: what is not quantised is not called so."""
+    found = fitting(model, recipe)
+    if not found:
+        raise ValueError(
+            f"none of its products can be quantised: they are no linear layers, or groups of {GROUPS[-1]}"
+            " do not divide their inputs"
+        )
+    return found
 
 
 class Turns:
@@ -116,6 +127,7 @@ class Turns:
         return calibrate.calibrated(weight, inputs, bits, group)
 
     def _keep(self, name: str, weight: GroupedWeight) -> None:
+        rounding.refuse_infinite(name, weight)
         self.done[name] = weight if self._in_place else weight.to(torch.device("cpu"))
         self._progress(len(self.done), len(self._names))
 

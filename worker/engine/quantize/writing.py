@@ -34,9 +34,13 @@ def write(
     """
     if target.exists():
         raise errors.Conflict(f"{target} is there already.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-        made = Path(scratch) / target.name
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent)
+    except OSError as error:
+        raise errors.LonghaulError(f"{target} cannot be written: {error.strerror}.") from error
+    with scratch:
+        made = Path(scratch.name) / target.name
         made.mkdir()
         try:
             _write(source, made, recipe, text, config, progress)

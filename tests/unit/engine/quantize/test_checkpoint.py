@@ -113,6 +113,18 @@ def cut(part: str) -> Any:
     return change
 
 
+def like(part: str, dtype: torch.dtype) -> Any:
+    def change(tensors: dict[str, Any]) -> None:
+        name = f"model.layers.0.self_attn.q_proj.{part}"
+        tensors[name] = tensors[name].to(dtype)
+
+    return change
+
+
+def not_finite(tensors: dict[str, Any]) -> None:
+    tensors["model.layers.1.mlp.up_proj.scales"][1, 2] = float("inf")
+
+
 def another_layer(tensors: dict[str, Any]) -> None:
     tensors["model.layers.7.mlp.up_proj.qweight"] = tensors["model.layers.0.mlp.up_proj.qweight"].clone()
 
@@ -126,6 +138,11 @@ def another_layer(tensors: dict[str, Any]) -> None:
         (without("qweight"), "neither model.layers.1.mlp.up_proj.qweight nor"),
         (cut("scales"), "q_proj.scales is .*; the configs make it"),
         (cut("qweight"), "q_proj.qweight is .*; the configs make it"),
+        (like("qweight", torch.int16), "q_proj.qweight is I16; I32 is known"),
+        (like("qzeros", torch.float32), "q_proj.qzeros is F32; I32 is known"),
+        (like("scales", torch.uint8), "q_proj.scales is U8; BF16 or F16 or F32 is known"),
+        (like("g_idx", torch.bool), "q_proj.g_idx is BOOL"),
+        (not_finite, "up_proj.scales has numbers that are not finite"),
         (another_layer, "no linear layer model.layers.7.mlp.up_proj"),
     ],
 )
@@ -151,6 +168,10 @@ def test_a_checkpoint_that_is_not_whole_is_refused_by_what_is_missing(
         (GPTQ | {"checkpoint_format": "marlin"}, "'marlin' is not known"),
         (AWQ | {"version": "gemv"}, "'gemv' is not known"),
         (COMPRESSED, "has no weight_packed"),
+        (COMPRESSED | {"config_groups": ["x"]}, "not as compressed-tensors has it"),
+        ({"quant_method": "new", "bits": 4}, "is not known: 'new'"),
+        ({"quant_method": ["gptq"]}, r"quant_method .* is \['gptq'\]"),
+        ({"bits": 4}, "quant_method .* is None"),
         (COMPRESSED | {"format": "int-quantized"}, "'int-quantized' is not known"),
         ({"quant_method": "longhaul", "version": 2, "bits": 4, "group": 64}, "longhaul 2 is not known"),
     ],

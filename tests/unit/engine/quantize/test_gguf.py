@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from jobs import errors
 from tests.unit.engine.test_loader import write_gguf
 from worker.engine import EngineConfig, loader
 from worker.engine.quantize import gguf_q4
@@ -96,3 +97,18 @@ def write(file: Path, loaded: loader.Loaded, kind: Any, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(gguf.GGUFWriter, "add_tensor", add_quantized)
         write_gguf(file, loaded)
+
+
+def test_a_file_that_lacks_a_weight_is_refused(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = gguf.GGUFWriter.add_tensor
+
+    def add_others(self: Any, name: str, tensor: Any) -> None:
+        if name != "blk.1.ffn_up.weight":
+            add(self, name, tensor)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", add_others)
+    write_gguf(tmp_path / "tiny.gguf", loader.load(str(tiny_path), CPU))
+    with pytest.raises(errors.ModelUnavailable, match=r"has no model.layers.1.mlp.up_proj.weight"):
+        loader.load(str(tmp_path / "tiny.gguf"), CPU)

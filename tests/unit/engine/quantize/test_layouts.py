@@ -15,10 +15,21 @@ BITS = pytest.mark.parametrize("bits", [4, 8])
 SYMMETRIC = pytest.mark.parametrize("symmetric", [True, False])
 
 
+def reader(parts: dict[str, Tensor]) -> checkpoint.Read:
+    """Return what reads one layer's tensors, as that of a checkpoint does."""
+
+    def read(part: str) -> Tensor:
+        if part not in parts:
+            raise ValueError(part)
+        return parts[part]
+
+    return read
+
+
 def unpacked(layout: checkpoint.Layout, parts: dict[str, Tensor]) -> GroupedWeight:
     shapes = layout.shapes(16, 256)
     assert {part: tuple(parts[part].shape) for part in shapes} == shapes
-    layout.check(parts.__getitem__)
+    layout.check(reader(parts))
     return layout.unpack(parts.__getitem__)
 
 
@@ -66,6 +77,18 @@ def scheme(bits: int, group: int, symmetric: bool, **more: Any) -> dict[str, Any
     }
 
 
+def rotated(location: str) -> dict[str, Any]:
+    apply = {"targets": ["Linear"], "location": location}
+    return {"transform_config": {"config_groups": {"R1": {"type": "hadamard", "apply": [apply]}}}}
+
+
+def test_rotations_that_are_in_the_weights_already_are_nothing_special() -> None:
+    found = compressed.Compressed.read(
+        scheme(4, 32, True) | rotated("weight_input") | {"sparsity_config": {"format": "dense"}}
+    )
+    assert found == compressed.Compressed.read(scheme(4, 32, True))
+
+
 @GROUPS
 @BITS
 @SYMMETRIC
@@ -96,11 +119,20 @@ def test_zero_points_of_outputs_that_do_not_fill_a_word() -> None:
         (gptq.Gptq.read, {"bits": 4, "group_size": 48}, "groups of 48"),
         (gptq.Gptq.read, {"bits": 4, "group_size": 64, "checkpoint_format": "marlin"}, "'marlin'"),
         (awq.Awq.read, {"bits": 8, "group_size": 64}, "8 bits"),
+        (gptq.Gptq.read, {"bits": 4, "group_size": 64, "format": "marlin"}, "'marlin'"),
         (awq.Awq.read, {"bits": 4, "group_size": 64, "version": "gemv"}, "'gemv'"),
+        (awq.Awq.read, {"bits": 4, "group_size": 64, "format": "gemv_fast"}, "'gemv_fast'"),
+        (awq.Awq.read, {"bits": 4, "group_size": 64, "checkpoint_format": "gemv"}, "'gemv'"),
         (compressed.Compressed.read, {"format": "pack-quantized"}, "config_groups"),
         (compressed.Compressed.read, scheme(4, 32, True) | {"format": "float-quantized"}, "float-quantized"),
         (compressed.Compressed.read, scheme(4, 32, True, type="float"), "type 'float'"),
         (compressed.Compressed.read, scheme(4, 32, True, strategy="block"), "'block'"),
+        (compressed.Compressed.read, scheme(4, 32, True) | rotated("input"), "transform_config"),
+        (
+            compressed.Compressed.read,
+            scheme(4, 32, True) | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+            "'sparse-24-bitmask'",
+        ),
     ],
 )
 def test_a_config_that_is_not_supported_is_refused_by_what_it_says(
@@ -115,9 +147,38 @@ def test_groups_that_do_not_divide_the_inputs_are_refused() -> None:
         gptq.Gptq.read({"bits": 4, "group_size": 64}).shapes(16, 96)
 
 
-def test_groups_of_several_sizes_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("groups", "reason"),
+    [
+        ([1, *[0] * 63, *[1] * 64, *[2] * 64, *[3] * 64], "not of one size"),
+        ([0] * 256, "not of one size"),
+        ([i // 32 for i in range(256)], "groups 0 to 7; there are 4"),
+        ([-(i // 64) for i in range(256)], "groups -3 to 0; there are 4"),
+        ([1 << 30] * 256, "groups 1073741824 to"),
+    ],
+)
+def test_groups_that_are_not_the_scales_are_refused(groups: list[int], reason: str) -> None:
     weight = layouts.made(16, 256, 4, 64, symmetric=True)
-    weight.groups[0] = 1
+    weight.groups = groups
     layout = gptq.Gptq.read({"bits": 4, "group_size": 64, "desc_act": True})
-    with pytest.raises(ValueError, match="not of one size"):
-        layout.check(layouts.gptq(weight, v2=False).__getitem__)
+    with pytest.raises(ValueError, match=reason):
+        layout.check(reader(layouts.gptq(weight, v2=False)))
+
+
+def test_an_order_that_the_config_does_not_speak_of_is_refused() -> None:
+    ordered, empty = (layouts.made(16, 256, 4, 64, True, shuffled) for shuffled in (True, False))
+    empty.groups = [0] * 256  # as some tools leave it
+    layout = gptq.Gptq.read({"bits": 4, "group_size": 64, "desc_act": False})
+    layout.check(reader(layouts.gptq(empty, v2=False)))
+    with pytest.raises(ValueError, match="another order"):
+        layout.check(reader(layouts.gptq(ordered, v2=False)))
+    packed = compressed.Compressed.read(scheme(4, 64, symmetric=True))
+    with pytest.raises(ValueError, match="another order"):
+        packed.check(reader(layouts.compressed(ordered, True, ordered=True)))
+
+
+def test_zero_points_that_the_config_does_not_speak_of_are_refused() -> None:
+    weight = layouts.made(16, 256, 4, 64, symmetric=False)
+    layout = compressed.Compressed.read(scheme(4, 64, symmetric=True))
+    with pytest.raises(ValueError, match="zero points"):
+        layout.check(reader(layouts.compressed(weight, symmetric=False)))

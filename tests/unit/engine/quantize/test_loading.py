@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from jobs import errors
 from jobs.model_settings import ModelSettings
@@ -154,13 +156,33 @@ def test_weights_of_a_file_that_changed_are_made_again(tiny_path: Path, tmp_path
     assert len(list(cache.glob("*.safetensors"))) == 2
 
 
-@pytest.mark.parametrize("damage", [b"", b"nothing", None])
-def test_what_is_damaged_is_made_anew(damage: bytes | None, tiny_path: Path, cache: Path) -> None:
+def flipped(place: float) -> Callable[[bytes], bytes]:
+    """Return what turns over a bit of a file at a part of its length."""
+
+    def change(whole: bytes) -> bytes:
+        at = int(place * (len(whole) - 1))
+        return whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: b"",
+        lambda whole: b"nothing",
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: whole.replace(b'"F16"', b'"I16"', 1),
+        *map(flipped, (0, 0.05, 0.5, 0.9, 1)),
+    ],
+)
+def test_what_is_damaged_is_made_anew(damage: Callable[[bytes], bytes], tiny_path: Path, cache: Path) -> None:
     config = replace(INT4, quantize_method="rtn")
     first = linears(loader.load(str(tiny_path), config).model)
     (kept,) = cache.glob("*.safetensors")
     whole = kept.read_bytes()
-    kept.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    kept.write_bytes(damage(whole))
+    assert kept.read_bytes() != whole
     again = linears(loader.load(str(tiny_path), config).model)
     assert torch.equal(
         first["model.layers.0.mlp.up_proj"].grouped.packed, again["model.layers.0.mlp.up_proj"].grouped.packed
@@ -182,6 +204,15 @@ def test_a_crash_leaves_nothing_that_is_taken_for_whole(
 
 def _full(*_: Any) -> None:
     raise OSError("the disk is full")
+
+
+def test_what_a_killed_process_left_is_in_nobodys_way(tiny_path: Path, cache: Path) -> None:
+    config = replace(INT4, quantize_method="rtn")
+    loader.load(str(tiny_path), config)
+    (kept,) = cache.glob("*.safetensors")
+    kept.rename(kept.with_suffix(".part"))
+    loader.load(str(tiny_path), config)
+    assert {path.suffix for path in cache.iterdir()} == {".lock", ".safetensors"}
 
 
 def test_two_who_want_the_same_make_it_once(tmp_path: Path) -> None:
@@ -243,3 +274,44 @@ def test_a_model_on_vllm_is_not_quantised_in_silence(field: dict[str, str]) -> N
         Settings.load(models={"m": model | field})
     settings = Settings.load(models={"m": model}, **field)
     assert settings.fingerprints["m"] == ModelSettings.model_validate(model).fingerprint("m")
+
+
+def test_what_is_kept_serves_a_model_of_which_some_stays(
+    tiny_path: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = with_config(tiny_path, tmp_path / "odd", intermediate_size=100)
+    first = linears(loader.load(str(source), INT4).model)
+    assert not [name for name in first if "down_proj" in name]
+    monkeypatch.delattr(apply, "quantize")
+    again = linears(loader.load(str(source), INT4).model)
+    assert again.keys() == first.keys()
+
+
+def test_a_model_that_nothing_can_be_rounded_of_is_refused(tiny_path: Path, tmp_path: Path) -> None:
+    source = with_config(
+        tiny_path, tmp_path / "odd", intermediate_size=100, hidden_size=60, num_attention_heads=3, head_dim=20
+    )
+    assert loader.load(str(source), EngineConfig(device="cpu")).model
+    with pytest.raises(errors.ModelUnavailable, match="none of its products can be quantised"):
+        loader.load(str(source), INT4)
+
+
+def with_config(tiny_path: Path, target: Path, **fields: Any) -> Path:
+    """Write the tiny model with another config, and weights to match."""
+    checkpoints.copy(tiny_path, target)
+    config = AutoConfig.from_pretrained(tiny_path, **{"num_key_value_heads": 1} | fields)
+    AutoModelForCausalLM.from_config(config).save_pretrained(target)
+    return target
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -3e38])
+@pytest.mark.parametrize("method", ["rtn", "sampled"])
+def test_weights_that_are_no_numbers_are_refused_by_their_name(
+    method: Any, bad: float, tiny_path: Path, tmp_path: Path, cache: Path
+) -> None:
+    checkpoints.copy(tiny_path, tmp_path / "model")
+    name = "model.layers.1.mlp.up_proj"
+    checkpoints.change(tmp_path / "model", lambda tensors: tensors[f"{name}.weight"][3, 5].fill_(bad))
+    with pytest.raises(errors.ModelUnavailable, match=f"{name} has weights that are not finite"):
+        loader.load(str(tmp_path / "model"), replace(INT4, quantize_method=method))
+    assert not list(cache.glob("*.safetensors"))

@@ -7,9 +7,11 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from jobs import errors
 from worker.engine import EngineConfig, loader
 from worker.engine.quantize import writing
 from worker.engine.quantize.linear import IntLinear
+from worker.engine.quantize.recipe import Recipe
 from worker.quantize_command import quantize
 
 CPU = EngineConfig(device="cpu")
@@ -74,3 +76,9 @@ def test_a_text_is_taken_from_all_over() -> None:
     assert parts[0, 0] == 0
     assert parts[-1, -1] == 99_999
     assert writing.sequences(list(range(300))).shape == (1, 300)
+
+
+def test_a_place_that_cannot_be_written_is_named_before_anything_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(errors.LonghaulError, match=r"file/out cannot be written: \w"):
+        writing.write("/no/model", tmp_path / "file" / "out", Recipe(4), None, CPU, print)
