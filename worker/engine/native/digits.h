@@ -1,9 +1,10 @@
-// Products with integers by the processor's sums of products of bytes (VNNI), as exact as those of floats.
+// Products with integers by the processor's sums of products of bytes (VNNI), about as exact as those of floats.
 //
 // What goes in becomes fixed point of 24 bits, with a step of its own for each chunk of inputs of a row: three signed
 // bytes, the digits. Their products with a weight's integers are summed without rounding, four in a lane at once, so
 // that three digits take less time than one float; scale, offset and step come in once for a chunk. Rounding to the
-// step loses about as much as sums of float32 do. A row's result does not depend on its neighbours.
+// step loses about as much as sums of float32 do, as measured by the largest input of a chunk: beside one that is ten
+// thousand times as large, the others are less exact than in float32. A row's result does not depend on its neighbours.
 #pragma once
 
 #include <memory>
