@@ -142,7 +142,11 @@ def test_steps_of_two_ranks_give_the_logits_of_one_with_the_same_integers(spread
     heads = 2 if name.startswith("phi3") else 1  # its plan gathers queries, keys and values
     assert layers == ((heads, 16, 16),) * 2
     model = _alone(directory).model
-    assert sum(isinstance(each, IntLinear) for each in model.modules()) in (14, 15, 9)  # a head that is rounded, and phi3 has 4 a layer
+    assert sum(isinstance(each, IntLinear) for each in model.modules()) in (
+        14,
+        15,
+        9,
+    )  # a head that is rounded, and phi3 has 4 a layer
     with torch.inference_mode():
         rows = [model(input_ids=torch.tensor([ids])).logits[0, -1] for ids in paged_steps.sequences()]
     alone = torch.stack(rows)

@@ -210,15 +210,15 @@ void product(Product<T> p, int threads) {
   std::unique_ptr<Digits> digits;
   if constexpr (HAS_DIGITS && std::is_same_v<T, float>)
     if (p.weight.bits) digits = std::make_unique<Digits>(p.weight, p.inputs, p.rows);
+  if constexpr (std::is_same_v<T, float>)
+    if (arranged || digits) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (p.rows * p.inputs > 4096)
+      for (int64_t r = 0; r < p.rows; r++)
+        prepare(given, r, arranged ? arranged.get() + r * p.inputs : nullptr, digits.get());
+    }
   std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads)
   {
-    if constexpr (std::is_same_v<T, float>)
-      if (arranged || digits) {
-#pragma omp for schedule(static)
-        for (int64_t r = 0; r < p.rows; r++)
-          prepare(given, r, arranged ? arranged.get() + r * p.inputs : nullptr, digits.get());
-      }
     std::vector<T> sums(block * WIDTH<T> * (p.ending == SILU_GATE ? 2 : 1));
     const int64_t units = blocks * panels;
     for (int64_t u = next++, following; u < units; u = following) {

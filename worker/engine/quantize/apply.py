@@ -53,7 +53,8 @@ def _can_be_read(tensors: Tensors, name: str, product: Any) -> bool:
     if isinstance(product, experts.Part):
         return all(weight in tensors.sources for weight in product.together)
     weight = f"{name}.weight"
-    return weight in tensors and tensors.shape(weight) == (product.out_features, product.in_features)
+    shape = product.out_features, product.in_features
+    return weight in tensors and tensors.shape(weight) == shape[:: -1 if hollow.is_transposed(product) else 1]
 
 
 @torch.inference_mode()

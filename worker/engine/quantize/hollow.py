@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -20,12 +21,40 @@ Choose = Callable[[Tensors, nn.Module], set[str]]
 
 
 class Hollow(nn.Module):
-    """A linear layer whose weight is still on disk; its bias is here."""
+    """A linear layer whose weight is still on disk, as [inputs, outputs] if `transposed`; its bias is here.
+
+    `weight` is empty, for models whose code to make one up asks for it.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.bias = linear.bias
+        self.bias, self.transposed = linear.bias, is_transposed(linear)
+        weight: Any = torch.empty(0, device="cpu")
+        weight._is_hf_initialized = True
+        self.weight = weight
+
+
+def is_transposed(linear: nn.Module) -> bool:
+    """Tell whether a checkpoint has the weight of a linear layer as [inputs, outputs], as GPT-2's do."""
+    return getattr(linear, "transposed", False)
+
+
+def read(tensors: Tensors, name: str, linear: nn.Module) -> Tensor:
+    """Return the weight [outputs, inputs] of a linear layer from a checkpoint."""
+    weight = tensors.read(f"{name}.weight")
+    return weight.T.contiguous() if is_transposed(linear) else weight
+
+
+def with_linears(model: nn.Module) -> dict[str, Conv1D]:
+    """Put linear layers in the place of transformers' Conv1D, which are the same; return what was there."""
+    found = {name: each for name, each in model.named_modules() if type(each) is Conv1D}
+    for name, each in found.items():
+        linear: Any = nn.Linear(each.nx, each.nf, device="meta")
+        linear.weight = nn.Parameter(each.weight.data.T, requires_grad=False)
+        linear.bias, linear.transposed = each.bias, True
+        put(model, name, linear)
+    return found
 
 
 def linears(model: nn.Module) -> dict[str, Any]:
@@ -65,6 +94,7 @@ def load(
     """Load all of a model but the weights of what `choose` names; return it with its checkpoint's tensors."""
     model = load_weights(auto, location, pickles, options | {"quantization_config": _LeaveOut(choose)})
     tensors = model.hf_quantizer.tensors
+    with_linears(model)
     model.hf_quantizer.remove_quantization_config(model)
     model.config._is_quantized = False
     return model, tensors
@@ -95,10 +125,13 @@ class _Quantizer(HfQuantizer):
         self, model: Any, checkpoint_files: list[str] | None = None, **_: Any
     ) -> None:
         self.tensors = Tensors(checkpoint_files or ())
+        others = with_linears(model)
         self.tensors.sources = merging.sources(model, self.tensors.names, experts.weights(model))
         with torch.device("cpu"):  # transformers has all tensors made here lie on the meta device
             chosen = self.quantization_config.choose(self.tensors, model)
         emptied = _empty_out(model, chosen, self.tensors)
+        for name in others.keys() - emptied:  # these are loaded whole, as the checkpoint has them
+            put(model, name, others[name])
         # Else transformers warns of each weight that it has no place for.
         model._keys_to_ignore_on_load_unexpected.update(rf"^{re.escape(name)}\." for name in emptied)
 

@@ -36,6 +36,8 @@ def kept(
         raise ValueError(
             f"its weights are quantised ({stored.get('quant_method')}), and what they take is not known"
         )
+    if ours:
+        hollow.with_linears(model)
     if gguf is not None:
         found = gguf_q4.kept(model, gguf)
     elif stored is not None:

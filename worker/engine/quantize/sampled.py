@@ -45,12 +45,13 @@ def ids(model: Any, tensors: Tensors) -> Tensor:
 class _Reading(nn.Module):
     """A product that reads its weight each time."""
 
-    def __init__(self, tensors: Tensors, name: str, bias: Tensor | None) -> None:
+    def __init__(self, tensors: Tensors, name: str, layer: hollow.Hollow) -> None:
         super().__init__()
-        self._tensors, self._name, self._bias = tensors, f"{name}.weight", bias
+        self._tensors, self._name, self._layer = tensors, name, layer
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._tensors.read(self._name).to(x.device, x.dtype), self._bias)
+        weight = hollow.read(self._tensors, self._name, self._layer)
+        return F.linear(x, weight.to(x.device, x.dtype), self._layer.bias)
 
 
 @contextmanager
@@ -61,7 +62,7 @@ def _read_when_called(model: Any, tensors: Tensors) -> Iterator[None]:
     try:
         for name, each in empty.items():
             if type(each) is hollow.Hollow:
-                hollow.put(model, name, _Reading(tensors, name, each.bias))
+                hollow.put(model, name, _Reading(tensors, name, each))
             else:
                 hollow.put(model, name, int_experts.ReadExperts(each, tensors, model))
         yield

@@ -132,8 +132,9 @@ class Turns:
         self._progress(len(self.done), len(self._names))
 
     def _weight(self, name: str, linear: Any) -> Tensor:
-        whole = getattr(linear, "weight", None)
-        return self._tensors.read(f"{name}.weight").to(self._model.device) if whole is None else whole.data
+        if linear.weight.numel():
+            return linear.weight.data
+        return hollow.read(self._tensors, name, linear).to(self._model.device)
 
     def _inputs(self, x: Tensor) -> calibrate.Inputs:
         """Return what is known of an input; queries, keys and values have the same."""
@@ -156,7 +157,8 @@ class _Pending(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias, self._run, self._name = linear.bias, run, name
-        self.weight = getattr(linear, "weight", None)
+        self.transposed = hollow.is_transposed(linear)
+        self.weight = linear.weight
 
     def forward(self, x: Tensor) -> Tensor:
         if self._name in self._run.done:  # it is called again, and was not put in its place

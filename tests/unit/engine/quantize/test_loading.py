@@ -1,6 +1,7 @@
 """Models quantised when they are loaded, and what is kept of that on disk."""
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -294,6 +296,37 @@ def test_a_model_that_nothing_can_be_rounded_of_is_refused(tiny_path: Path, tmp_
     assert loader.load(str(source), EngineConfig(device="cpu")).model
     with pytest.raises(errors.ModelUnavailable, match="none of its products can be quantised"):
         loader.load(str(source), INT4)
+
+
+@pytest.mark.parametrize("base", [False, True], ids=["by its names", "by others"])
+@pytest.mark.parametrize("method", ["rtn", "sampled"])
+def test_products_kept_the_other_way_round_are_quantised(
+    method: Any, base: bool, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = architectures.build("gpt2").float()
+    model.save_pretrained(tmp_path)
+    if base:
+        path = tmp_path / "model.safetensors"
+        tensors = {name.removeprefix("transformer."): each for name, each in load_file(path).items()}
+        save_file(tensors, path, {"format": "pt"})
+    for path in tiny_path.glob("*token*"):
+        shutil.copy(path, tmp_path)
+    config = replace(INT4, quantize_method=method)
+    found = loader.load(str(tmp_path), config).model
+    for name, linear in linears(found).items():
+        conv = model.get_submodule(name)
+        numbers = linear.grouped.dequantized()
+        assert (numbers.T - conv.weight).abs().max() < 0.3 * conv.weight.abs().max()
+        conv.weight.data = numbers.T
+    assert len(linears(found)) == 8
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.inference_mode():
+        assert torch.allclose(found(ids).logits, model(ids).logits, atol=1e-4)
+    monkeypatch.delattr(apply, "quantize")
+    again = linears(loader.load(str(tmp_path), config).model)
+    assert all(
+        torch.equal(again[n].grouped.packed, each.grouped.packed) for n, each in linears(found).items()
+    )
 
 
 def with_config(tiny_path: Path, target: Path, **fields: Any) -> Path:
