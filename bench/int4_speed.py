@@ -5,6 +5,7 @@ Each engine has a process of its own, and in turn they run the same prompts, whi
 
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from worker.engine import smollm2
 BATCH_SIZES = (1, 8, 64)
 _PROMPT_TOKENS, _OUTPUT_TOKENS, _WARM_UP_TOKENS = 32, 64, 4
 _KV_GIB = 1
+_SETTLING_SECONDS = 10
+"""An engine that was just loaded takes its memory from the system, and would slow the others down."""
 Rates = dict[str, float]
 """Output tokens a second by batch size."""
 
@@ -72,6 +75,7 @@ def measure(
     children = [*ours, *(child(name, source, threads) for name in peers)]
     with ExitStack() as stack:
         engines = [stack.enter_context(child) for child in children]
+        time.sleep(_SETTLING_SECONDS)
         mine, full, *others = by_batch_size(engines, inputs, repeats)
     rates: dict[str, Any] = {"tokens_per_second": mine, "fp32_tokens_per_second": full}
     return rates | ({"peer_tokens_per_second": dict(zip(peers, others, strict=True))} if peers else {})
