@@ -85,7 +85,7 @@ def test_a_life_in_which_every_answer_is_lost_once_is_the_same_life(ledger: Ledg
         pass
     # Those of calls and of workers, not of lives.
     quotas = {"reserve", "give_back", "pass", "hold_bytes", "let_bytes_go"}
-    fleet = {"report", "leave", "retire", "fleet", "turn", "due"}
+    fleet = {"report", "leave", "retire", "fleet", "turn", "due", "waiting"}
     assert {name for name, _, _ in scripts.log} == set(ledger_scripts.sources()) - quotas - fleet
     depth = ledger.depth()
     assert depth.control == depth.fed_bytes == 0

@@ -172,7 +172,7 @@ def test_an_input_that_is_stored_again_counts_once(serve: Serve, monkeypatch: py
 
 
 def _fail_after(step: Callable[..., Any]) -> Callable[..., Any]:
-    def fail(tenant: str, new: Any, job_id: str, key: str, given: Any) -> None:
+    def fail(tenant: str, new: Any, job_id: str, key: str, given: Any, *_: Any) -> None:
         step(tenant, job_id, given)
         raise errors.Unavailable("ended")
 
