@@ -105,13 +105,14 @@ class Models:
             return None
         self.serving = serving
         after = self._serve(serving)
-        self._past[name] = self._counted(serving)
         if after is None:
             serving.drain(self._guarded, self.stop_at, self._settings.drain_seconds * FLUSH_SHARE)
             log.info("drained", extra={"left_to_expire": len(self._held)})
         else:
             self.turns.emptied()
+            counted = self._counted(serving)
             self.serving = None
+            self._past[name] = counted  # only now: what both said would be counted twice
         serving.engine.close()
         return after
 
