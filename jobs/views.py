@@ -39,7 +39,7 @@ def _running(record: JobRecord, job: Job) -> schema.Batch:
         job.model,
         job.times,
         request_counts=schema.RequestCounts(total=job.total, completed=job.completed, failed=job.failed),
-        usage=_usage(*job.usage),
+        usage=usage(*job.usage),
     )
 
 
@@ -67,7 +67,7 @@ def _ended(record: JobRecord, manifest: Manifest) -> schema.Batch:
 
 def _counted(manifest: Manifest) -> dict[str, object]:
     counts = schema.RequestCounts(total=manifest.total, completed=manifest.completed, failed=manifest.failed)
-    return {"request_counts": counts, "usage": _usage(*manifest.usage)}
+    return {"request_counts": counts, "usage": usage(*manifest.usage)}
 
 
 def _batch(
@@ -91,7 +91,7 @@ def _batch(
     )
 
 
-def _usage(prompt: int, cached: int, completion: int, reasoning: int) -> schema.Usage:
+def usage(prompt: int, cached: int, completion: int, reasoning: int) -> schema.Usage:
     return schema.Usage(
         input_tokens=prompt,
         input_tokens_details=schema.InputDetails(cached_tokens=cached),

@@ -8,7 +8,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import click
 import orjson
 
-from jobs import bodies, errors, finalize, ids, lines, plan, progress, results, store_local, tokens
+from jobs import bodies, errors, finalize, ids, lines, plan, progress, records, results, store_local, tokens
 from jobs.model_settings import ModelSettings
 from jobs.records import JobRecord, Manifest, PartEntry, PlannedRequest, ResultRow
 from jobs.settings import Settings
@@ -50,12 +50,20 @@ class Finished:
 class OfflineJob:
     """One input file on its way to one output file, in the working directory `OUT.longhaul`.
 
-    Raises Conflict when that directory belongs to the run of another input or model.
+    `lent` gives an engine that is loaded already and stays so after the run; without it the run has its own.
+    Raises Conflict when the directory belongs to the run of another input or model.
     """
 
     def __init__(
-        self, source: Path, output: Path, model: ModelSettings, name: str | None, settings: Settings
+        self,
+        source: Path,
+        output: Path,
+        model: ModelSettings,
+        name: str | None,
+        settings: Settings,
+        lent: Callable[[], engine.Engine] | None = None,
     ) -> None:
+        self._lent = lent
         self.source, self.output, self.model = source, output, model
         self.directory = working_directory(output)
         self.store = store_local.LocalStore(self.directory)
@@ -78,7 +86,7 @@ class OfflineJob:
             finished = self._finished()
             with view:
                 shown = Shown(self.record, self.name, view, planned.total)
-                shown.add(len(finished.rows) - finished.failed, finished.failed, 0)
+                shown.add(len(finished.rows) - finished.failed, finished.failed, records.NO_USAGE)
                 if len(finished.rows) < planned.total:
                     self._run_left(planned, finished, shown)
             self._merge(planned.total, finished.parts)
@@ -149,7 +157,8 @@ class OfflineJob:
         key = _plan_key(self.record.id)
         if self.store.size(key) is not None:
             return Planned(**self._read(key))
-        click.echo(f"planning {self.source}", err=True)
+        if self._lent is None:
+            click.echo(f"planning {self.source}", err=True)
         sink = _Sink(self.record.id, self.store)
         prefix = f"jobs/{self.record.id}/plan/"
         planner = plan.Planner(self.record, self.settings, self.store, self._tokenizer, prefix)
@@ -186,7 +195,7 @@ class OfflineJob:
 
     def _run_left(self, planned: Planned, finished: Finished, shown: Shown) -> None:
         """Run the requests that are left; write a part every few seconds, also when interrupted."""
-        running = engine.open_engine(self.name, self.model, self.settings)
+        running = self._lent() if self._lent else engine.open_engine(self.name, self.model, self.settings)
         part = results.Part(self.record.id)
 
         def end_hung(seconds: float) -> None:
@@ -202,7 +211,7 @@ class OfflineJob:
                 for rows in self._all_results(running, planned, finished.rows, blame, dog):
                     part.add(rows)
                     failed = sum(row.failed for row in rows)
-                    shown.add(len(rows) - failed, failed, sum(row.usage[0] + row.usage[2] for row in rows))
+                    shown.add(len(rows) - failed, failed, *(row.usage for row in rows))
                     age = time.monotonic() - part.opened
                     if interrupts.asked:
                         raise KeyboardInterrupt
@@ -218,7 +227,8 @@ class OfflineJob:
         finally:
             dog.close()
             self._keep(part, finished)
-            running.close()
+            if self._lent is None:
+                running.close()
 
     def _keep(self, part: results.Part, finished: Finished) -> results.Part:
         """Write a part unless it is empty; return a new one."""

@@ -2,7 +2,7 @@
 
 import time
 
-from jobs import progress, schema
+from jobs import progress, records, schema, views
 from jobs.client import Batch
 from jobs.records import JobRecord
 
@@ -13,18 +13,19 @@ class Shown:
     def __init__(self, record: JobRecord, model: str, view: progress.View, total: int) -> None:
         self._record, self._model, self._view = record, model, view
         self._counts = schema.RequestCounts(total=total)
-        self._tokens = 0
+        self._usage = records.NO_USAGE
         self._pace = progress.Pace()
 
-    def add(self, completed: int, failed: int, tokens: int) -> None:
-        """Count requests that have ended since the last call, and show the sum."""
+    def add(self, completed: int, failed: int, *usages: records.Usage) -> None:
+        """Count requests that have ended since the last call, with their tokens, and show the sum."""
         counts = self._counts
         self._counts = schema.RequestCounts(
             total=counts.total, completed=counts.completed + completed, failed=counts.failed + failed
         )
-        self._tokens += tokens
+        for usage in usages:
+            self._usage = records.added(self._usage, usage)
         now = time.monotonic()
-        self._pace.add(now, self._counts.completed + self._counts.failed, self._tokens)
+        self._pace.add(now, self._counts.completed + self._counts.failed, self._usage[2])
         self._view.show(self._batch(), self._pace, now)
 
     def _batch(self) -> Batch:
@@ -37,4 +38,5 @@ class Shown:
             status="in_progress",
             created_at=int(self._record.created_at),
             request_counts=self._counts,
+            usage=views.usage(*self._usage),
         )

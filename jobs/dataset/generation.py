@@ -1,0 +1,239 @@
+"""One generation: the outputs of all rows that have none yet, a job of bounded size at a time.
+
+First `run` streams the rows, renders their prompts and has jobs computed; then `answered` streams them again, in
+their own order, each with what came of it. Nothing that grows with the number of rows is in memory.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from jobs import errors
+from jobs.dataset import prompt, recipe, report, source, state, validation, work
+
+Asked = tuple[int, int, list[dict[str, str]], bytes]
+"""Row number, sample, messages, key."""
+
+
+class InputChanged(errors.Conflict):
+    """The input has changed while it was read. The same command again runs what is new."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large a job may be, and how often an output that has not its form is tried again."""
+
+    job_requests: int = 50_000
+    job_bytes: int = 100 << 20
+    retries: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one sample of a row: `index` is its place in the batch; `fault` says why nothing was asked."""
+
+    index: int
+    row: int
+    sample: int
+    output: state.Output | None
+    fault: str | None
+
+
+class Generation:
+    """The outputs of one recipe in one directory, which belongs to it alone."""
+
+    def __init__(
+        self,
+        directory: Path,
+        made_by: recipe.Recipe,
+        backend: work.Backend,
+        reported: report.Report,
+        *,
+        samples: int = 1,
+        form: validation.Form | None = None,
+        limits: Limits = Limits(),
+        cache: Path | None = None,
+    ) -> None:
+        self.prompt = prompt.Prompt(made_by.messages, made_by.continues)
+        self.recipe, self.samples, self.form = made_by, samples, form
+        self._directory, self._backend, self._report, self._limits = directory, backend, reported, limits
+        self._state = state.State(directory / "state.sqlite")
+        self._cache = state.Outputs(cache / "outputs.sqlite") if cache else None
+        self._under_way: list[tuple[work.Job, set[bytes]]] = []
+        self._writing: work.Writing | None = None
+        self._number = 0
+
+    def close(self) -> None:
+        """Give the files back. What was computed stays."""
+        self._state.close()
+        if self._cache is not None:
+            self._cache.close()
+
+    def run(self, rows: source.Source) -> None:
+        """Compute what is missing. May be broken off at any moment, and goes on the next time."""
+        self._state.begin()
+        try:
+            self._take_up()
+            needed = self.prompt.columns(rows.schema.names)
+            for batch in rows.rows():
+                self._ask(batch.numbers.to_pylist(), batch.batch.select(needed).to_pylist())
+            while self._writing or self._under_way:
+                if self._writing:
+                    self._launch()
+                if self._under_way:
+                    self._collect()
+        finally:
+            if self._writing is not None:
+                self._writing.abandon()
+
+    def answered(
+        self, rows: source.Source, on_fault: source.OnFault
+    ) -> Iterator[tuple[source.Rows, list[Answer]]]:
+        """Yield the rows with their answers, in the order of rows and samples; raises InputChanged."""
+        for batch in rows.rows(on_fault):
+            numbers = batch.numbers.to_pylist()
+            if not numbers:
+                continue
+            wanted = self._state.wanted(numbers[0], numbers[-1])
+            outputs = self._state.find({key for key, _ in wanted.values() if key})
+            yield batch, [
+                self._answer(index, row, sample, wanted, outputs)
+                for index, row in enumerate(numbers)
+                for sample in range(self.samples)
+                if (row, sample) in wanted or sample == 0
+            ]
+
+    def _answer(
+        self,
+        index: int,
+        row: int,
+        sample: int,
+        wanted: dict[tuple[int, int], tuple[bytes | None, str | None]],
+        outputs: dict[bytes, state.Output],
+    ) -> Answer:
+        if (row, sample) not in wanted:
+            raise InputChanged()
+        key, fault = wanted[row, sample]
+        return Answer(index, row, sample, outputs.get(key) if key else None, fault)
+
+    def _take_up(self) -> None:
+        """Go on with the jobs that an earlier run had begun."""
+        for job in work.left(self._directory / "jobs"):
+            self._number = max(self._number, int(job.directory.name) + 1)
+            self._backend.start(job)
+            self._under_way.append((job, job.keys()))
+        while len(self._under_way) >= self._backend.window:
+            self._collect()
+
+    def _ask(self, numbers: list[int], records: list[dict[str, Any]]) -> None:
+        """Have the rows of a batch computed, but for those with an output."""
+        rendered, faults = [], []
+        for row, record in zip(numbers, records, strict=True):
+            try:
+                rendered.append((row, self.prompt.render(record)))
+            except prompt.RowUnfit as unfit:
+                faults.append((row, 0, str(unfit)))
+        asked = list(self._keyed(rendered))
+        self._state.fault(faults)
+        self._state.want((row, sample, key) for row, sample, _, key in asked)
+        self._report.asked(len(numbers), len(faults))
+        known = self._known({key for *_, key in asked})
+        for _, _, messages, key in asked:
+            output = known.get(key)
+            if output is not None and self._is_final(output):
+                self._report.resumed(1)
+            elif not self._is_asked(key):
+                attempt = 0 if output is None or output.failed else output.attempt + 1
+                self._add(self.recipe.request(messages, key, attempt), key)
+
+    def _keyed(self, rendered: Sequence[tuple[int, list[dict[str, str]]]]) -> Iterator[Asked]:
+        """Yield what each row asks for. Of drawn outputs, equal prompts have one each."""
+        again = [0] * len(rendered)
+        if not self.recipe.parameters.greedy:
+            digests = [hashlib.sha256(orjson.dumps(messages)).digest()[:16] for _, messages in rendered]
+            again = self._state.times_seen(digests)
+        for (row, messages), times in zip(rendered, again, strict=True):
+            for sample in range(self.samples):
+                # Greedy samples are all the same: one request serves them.
+                drawn = 0 if self.recipe.parameters.greedy else sample
+                yield row, sample, messages, self.recipe.key(messages, drawn, times)
+
+    def _known(self, keys: set[bytes]) -> dict[bytes, state.Output]:
+        known = self._state.find(keys)
+        if self._cache is not None:
+            cached = self._cache.find(keys - known.keys())
+            self._state.keep(cached.items())
+            self._report.cached(len(cached))
+            known |= cached
+        return known
+
+    def _is_final(self, output: state.Output) -> bool:
+        return not output.failed and (output.valid or output.attempt >= self._limits.retries)
+
+    def _is_asked(self, key: bytes) -> bool:
+        writing = self._writing is not None and key in self._writing.keys
+        return writing or any(key in keys for _, keys in self._under_way)
+
+    def _add(self, line: bytes, key: bytes) -> None:
+        if self._writing is None:
+            place = self._directory / "jobs" / f"{self._number:06d}"
+            self._writing = work.Writing(place, self._limits.job_requests, self._limits.job_bytes)
+            self._number += 1
+        self._writing.add(line, key)
+        if self._writing.full:
+            self._launch()
+
+    def _launch(self) -> None:
+        """Start the job that is being filled; wait for others where there are enough."""
+        assert self._writing is not None
+        keys, job = self._writing.keys, self._writing.done()
+        self._writing = None
+        self._backend.start(job)
+        self._under_way.append((job, keys))
+        while len(self._under_way) >= self._backend.window:
+            self._collect()
+
+    def _collect(self) -> None:
+        """Wait for the oldest job, keep its outputs, ask again for those without their form."""
+        job, _ = self._under_way[0]
+        with self._report.job() as listener:
+            self._backend.finish(job, listener)
+        self._under_way.pop(0)
+        again: list[tuple[bytes, bytes]] = []
+        self._keep(job, again)
+        job.remove()
+        for line, key in again:
+            self._add(line, key)
+
+    def _keep(self, job: work.Job, again: list[tuple[bytes, bytes]]) -> None:
+        def outputs() -> Iterator[tuple[bytes, state.Output]]:
+            for request, given in job.answers():
+                key, attempt = recipe.key_of(request["custom_id"])
+                if given.latency_seconds is not None:
+                    self._report.latencies.add(given.latency_seconds)
+                output = self._judged(given)
+                if not output.valid:
+                    self._report.invalid(1)
+                    if attempt < self._limits.retries:
+                        again.append((self.recipe.again(request, attempt + 1), key))
+                yield key, output
+
+        kept = list(outputs())
+        self._state.keep(kept)
+        if self._cache is not None:
+            self._cache.keep((key, output) for key, output in kept if not output.failed and output.valid)
+
+    def _judged(self, output: state.Output) -> state.Output:
+        """Return an output with what is wrong with its form, if anything is."""
+        if self.form is None or output.text is None:
+            return output
+        try:
+            self.form.read(output.text)
+        except validation.Unfit as unfit:
+            return dataclasses.replace(output, valid=False, error=(validation.INVALID, str(unfit)))
+        return output

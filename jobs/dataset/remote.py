@@ -1,0 +1,122 @@
+"""A Longhaul elsewhere, or another service with the OpenAI Batch API, for `longhaul generate --submit`."""
+
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from jobs import client, download, errors, tokens
+from jobs.dataset import recipe, work
+
+_REMOTE = "remote.json"
+_OUTPUT_ENDING, _METRICS_ENDING = "_output", "_metrics"
+
+
+class JobFailed(errors.LonghaulError):
+    """The job {job} was {status} by {url}: {reason}"""
+
+
+class Service:
+    """Jobs are batches there. Each is created once, also when this process dies in between.
+
+    The batches of a broken-off run go on; the next run takes up what they have made.
+    """
+
+    revision = None
+
+    def __init__(
+        self,
+        api: client.Client,
+        model: str,
+        *,
+        completion_window: str = "24h",
+        window: int = 4,
+        poll_seconds: float = 1.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.model, self.fingerprint, self.window = model, f"served:{model}", window
+        self._api, self._completion_window = api, completion_window
+        self._poll_seconds, self._sleep = poll_seconds, sleep
+
+    def tokenizer(self) -> tokens.Tokenizer | None:
+        """Return None: the model is elsewhere."""
+        return None
+
+    def start(self, job: work.Job) -> None:
+        """Upload a job and create its batch, unless an earlier run has."""
+        known = self._known(job)
+        if "batch" in known:
+            return
+        known.setdefault("key", str(uuid.uuid4()))
+        self._note(job, known)
+        if "file" not in known:
+            with job.requests.open("rb") as stream:
+                known["file"] = self._api.upload(f"generate-{known['key']}.jsonl", stream)
+            self._note(job, known)
+        body = {
+            "endpoint": _endpoint(job.requests),
+            "input_file_id": known["file"],
+            "completion_window": self._completion_window,
+        }
+        known["batch"] = self._api.create(body, known["key"]).id
+        self._note(job, known)
+
+    def finish(self, job: work.Job, listener: work.Listener) -> None:
+        """Wait for a batch and fetch its files; raises JobFailed."""
+        batch = self._ended(job, listener)
+        if batch.status == "failed" or (batch.output_file_id is None and batch.error_file_id is None):
+            raise self._failed(job, batch)
+        places = {"output": job.directory / work.OUTPUT, "errors": job.directory / work.ERRORS}
+        download.fetch(self._api, batch, dict(places))
+        self._fetch_metrics(batch.output_file_id, job.directory / work.METRICS)
+
+    def close(self) -> None:
+        """Do nothing: whoever made the client closes it."""
+
+    def _ended(self, job: work.Job, listener: work.Listener) -> client.Batch:
+        name = self._known(job)["batch"]
+        while True:
+            batch = self._api.batch(name)
+            listener(work.progress_of(batch))
+            if batch.ended:
+                return batch
+            self._sleep(self._poll_seconds)
+
+    def _failed(self, job: work.Job, batch: client.Batch) -> JobFailed:
+        """Forget the batch, so that the next run sends another, and say what was wrong with it."""
+        (job.directory / _REMOTE).unlink()
+        told = batch.errors.data if batch.errors else []
+        reasons = [f"line {one.line}: {one.message}" if one.line else one.message for one in told[:3]]
+        reason = "\n".join(reasons) or "no reason was given."
+        return JobFailed(job=batch.id, status=batch.status, url=self._api.url, reason=reason)
+
+    def _fetch_metrics(self, output: str | None, place: Path) -> None:
+        """Fetch what each request took, which other services do not tell."""
+        if output is None or not output.endswith(_OUTPUT_ENDING):
+            return
+        try:
+            with place.open("wb") as stream:
+                for chunk in self._api.content(output.removesuffix(_OUTPUT_ENDING) + _METRICS_ENDING):
+                    stream.write(chunk)
+        except client.ServerRefused:
+            place.unlink()
+
+    def _known(self, job: work.Job) -> dict[str, Any]:
+        try:
+            return dict(orjson.loads((job.directory / _REMOTE).read_bytes()))
+        except FileNotFoundError:
+            return {}
+
+    def _note(self, job: work.Job, known: dict[str, Any]) -> None:
+        place = job.directory / _REMOTE
+        unfinished = place.with_suffix(".part")
+        unfinished.write_bytes(orjson.dumps(known))
+        unfinished.replace(place)
+
+
+def _endpoint(requests: Path) -> str:
+    with requests.open("rb") as stream:
+        return str(orjson.loads(stream.readline()).get("url", recipe.CHAT))

@@ -1,0 +1,221 @@
+"""What a run says of itself: one live line on a terminal, plain lines elsewhere, and the figures at its end."""
+
+import math
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+import click
+from rich import console, live, text
+
+from jobs import progress
+from jobs.dataset import work
+
+_LINE_SECONDS = 10.0
+_ESTIMATE_REQUESTS = 300
+"""So many answers tell how long the rest will take."""
+_STEP = math.log(1.02)
+"""Quantiles are told to 2 %."""
+
+
+class Quantiles:
+    """Quantiles of many times (seconds) in little memory: counts of classes that are 2 % wide."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self._total = 0
+
+    def add(self, seconds: float) -> None:
+        self._counts[round(math.log(max(seconds, 1e-6)) / _STEP)] += 1
+        self._total += 1
+
+    def at(self, share: float) -> float | None:
+        """Return the time that a share of all does not exceed; None if there are none."""
+        seen = 0
+        for bin in sorted(self._counts):
+            seen += self._counts[bin]
+            if seen >= share * self._total:
+                return math.exp(bin * _STEP)
+        return None
+
+
+@dataclass
+class Counts:
+    """What became of the rows and requests so far."""
+
+    rows: int = 0
+    unfit: int = 0
+    resumed: int = 0
+    cached: int = 0
+    invalid: int = 0
+    done: work.Progress = field(default_factory=work.Progress)
+    seconds: float = 0.0
+    """In which jobs ran."""
+
+
+class View(Protocol):
+    """Something that shows a line again and again."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+    def show(self, line: str) -> None: ...
+    def say(self, line: str) -> None: ...
+
+
+class Report:
+    """Counts a generation, and tells a view of it. `expected` are its requests, None if nobody knows."""
+
+    def __init__(
+        self, view: View, title: str, expected: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.counts, self.expected, self.title = Counts(), expected, title
+        self.latencies = Quantiles()
+        self._view, self._clock = view, clock
+        self._pace = progress.Pace()
+        self._estimated = False
+
+    def asked(self, rows: int, unfit: int) -> None:
+        self.counts.rows += rows
+        self.counts.unfit += unfit
+
+    def resumed(self, requests: int) -> None:
+        self.counts.resumed += requests
+
+    def cached(self, requests: int) -> None:
+        self.counts.cached += requests
+
+    def invalid(self, requests: int) -> None:
+        self.counts.invalid += requests
+
+    @contextmanager
+    def job(self) -> Iterator[work.Listener]:
+        """Give a listener to whoever runs a job."""
+        before, began, latest = self.counts.done, self._clock(), work.Progress()
+
+        def hear(now: work.Progress) -> None:
+            nonlocal latest
+            latest = now
+            self.counts.done = before + now
+            self._show()
+
+        try:
+            yield hear
+        finally:
+            self.counts.seconds += self._clock() - began
+
+    def _show(self) -> None:
+        done = self.counts.done
+        self._pace.add(self._clock(), done.done, done.completion_tokens)
+        self._view.show(self.line())
+        left = self.left()
+        if not self._estimated and done.done >= _ESTIMATE_REQUESTS and left:
+            self._estimated = True
+            if (seconds := self._pace.eta_seconds(left)) is not None:
+                self._view.say(f"At the pace of the first {done.done}, the other {left:,} take {progress.span(seconds)}.")
+
+    def left(self) -> int | None:
+        """Return how many requests are left."""
+        if self.expected is None:
+            return None
+        return max(0, self.expected - self.counts.resumed - self.counts.unfit - self.counts.done.done)
+
+    def line(self) -> str:
+        """Return how far the generation is, in one line."""
+        counts, done = self.counts, self.counts.done
+        total = "" if self.expected is None else f"/{self.expected:,}"
+        parts = [f"{self.title}  {counts.resumed + counts.cached + done.done:,}{total}"]
+        if rate := self._pace.requests_per_second:
+            parts.append(f"{rate:,.1f}/s")
+        if rate := self._pace.tokens_per_second:
+            parts.append(f"{rate:,.0f} output tokens/s")
+        if done.prompt_tokens:
+            parts.append(f"prefix hits {done.cached_tokens / done.prompt_tokens:.0%}")
+        failed = done.failed + counts.unfit
+        parts += [f"{failed:,} failed"] * bool(failed) + [f"{counts.invalid:,} invalid"] * bool(counts.invalid)
+        left = self.left()
+        if left and (seconds := self._pace.eta_seconds(left)) is not None:
+            parts.append(f"{progress.span(seconds)} left")
+        return "  ".join(parts)
+
+    def figures(self, workers: int = 1, cost_per_hour: float | None = None) -> dict[str, Any]:
+        """Return what the run has done, for its end: tokens, rate, latencies (seconds), worker-hours, cost."""
+        counts, done = self.counts, self.counts.done
+        hours = counts.seconds * workers / 3600
+        return {
+            "requests": done.done,
+            "requests_resumed": counts.resumed,
+            "requests_from_cache": counts.cached,
+            "requests_failed": done.failed,
+            "outputs_invalid": counts.invalid,
+            "prompt_tokens": done.prompt_tokens,
+            "cached_tokens": done.cached_tokens,
+            "completion_tokens": done.completion_tokens,
+            "seconds": round(counts.seconds, 3),
+            "output_tokens_per_second": round(done.completion_tokens / counts.seconds, 1) if counts.seconds else None,
+            "worker_hours": round(hours, 4),
+            "cost": None if cost_per_hour is None else round(hours * cost_per_hour, 4),
+        }
+
+
+class LiveLine:
+    """One line on a terminal's standard error that changes in place."""
+
+    def __init__(self) -> None:
+        self._console = console.Console(stderr=True)
+        self._live = live.Live(console=self._console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, line: str) -> None:
+        self._live.update(text.Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
+
+    def say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False)
+
+
+class PlainLines:
+    """A line on standard error every few seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._at, self._last = clock, -math.inf, ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, line: str) -> None:
+        now = self._clock()
+        if line != self._last and now - self._at >= _LINE_SECONDS:
+            self._at, self._last = now, line
+            click.echo(line, err=True)
+
+    def say(self, line: str) -> None:
+        click.echo(line, err=True)
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+    def show(self, line: str) -> None: ...
+    def say(self, line: str) -> None: ...
+
+
+def view() -> View:
+    """Choose the view for where standard error goes."""
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty()
+    return PlainLines() if plain else LiveLine()

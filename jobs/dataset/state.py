@@ -1,0 +1,154 @@
+"""What a dataset directory remembers: outputs by key, and which key each row of this pass has. SQLite, on disk."""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+
+from jobs import errors
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS outputs (
+    id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, failed INTEGER NOT NULL, value BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS failures ON outputs (id) WHERE failed;
+CREATE TABLE IF NOT EXISTS wanted (
+    row INTEGER NOT NULL, sample INTEGER NOT NULL, key BLOB, fault TEXT, PRIMARY KEY (row, sample)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS seen (prompt BLOB PRIMARY KEY, times INTEGER NOT NULL) WITHOUT ROWID;
+"""
+_KEYS_ASKED = 500
+"""Keys in one question, below what SQLite takes as parameters."""
+
+
+class StateDamaged(errors.LonghaulError):
+    """{path} cannot be read ({reason}). --overwrite begins anew."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What came of one request. `error` is (code, message) of one that has no text; times in seconds."""
+
+    text: str | None
+    finish_reason: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    latency_seconds: float | None = None
+    attempt: int = 0
+    valid: bool = True
+    error: tuple[str, str] | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None and self.text is None
+
+    def to_json(self) -> bytes:
+        return orjson.dumps(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        found = orjson.loads(data)
+        error = found.pop("error")
+        return cls(**found, error=tuple(error) if error else None)
+
+
+class Outputs:
+    """Outputs by key in one file, which several runs may share: the later of two outputs of a key stays."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        try:
+            self._db = sqlite3.connect(path, timeout=60, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            # A lost second of outputs is computed again from the job's own files, which are kept until then.
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise StateDamaged(path=path, reason=error) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._db.close()
+
+    def find(self, keys: Iterable[bytes]) -> dict[bytes, Output]:
+        """Return the outputs there are of some keys."""
+        asked, found = list(keys), {}
+        for start in range(0, len(asked), _KEYS_ASKED):
+            some = asked[start : start + _KEYS_ASKED]
+            marks = ",".join("?" * len(some))
+            for key, value in self._all(f"SELECT key, value FROM outputs WHERE key IN ({marks})", some):
+                found[key] = Output.from_json(value)
+        return found
+
+    def keep(self, outputs: Iterable[tuple[bytes, Output]]) -> None:
+        """Keep outputs, all or none of them."""
+        self._many(
+            "INSERT INTO outputs (key, failed, value) VALUES (?, ?, ?)"
+            " ON CONFLICT (key) DO UPDATE SET failed = excluded.failed, value = excluded.value",
+            ((key, output.failed, output.to_json()) for key, output in outputs),
+        )
+
+    def _all(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        try:
+            return self._db.execute(statement, values).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise StateDamaged(path=self._path, reason=error) from None
+
+    def _many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._db.executemany(statement, rows)
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.DatabaseError as error:
+            raise StateDamaged(path=self._path, reason=error) from None
+
+
+class State(Outputs):
+    """The outputs of a directory, and what its rows want of them in this pass."""
+
+    def begin(self) -> None:
+        """Forget what the rows of an earlier pass wanted, and what failed: that is tried again."""
+        self._db.execute("DELETE FROM outputs WHERE failed")
+        self._db.execute("DELETE FROM wanted")
+        self._db.execute("DELETE FROM seen")
+
+    def want(self, rows: Iterable[tuple[int, int, bytes]]) -> None:
+        """Note the key of each (row, sample)."""
+        self._many("INSERT OR REPLACE INTO wanted (row, sample, key) VALUES (?, ?, ?)", rows)
+
+    def fault(self, rows: Iterable[tuple[int, int, str]]) -> None:
+        """Note why a (row, sample) has no request."""
+        self._many("INSERT OR REPLACE INTO wanted (row, sample, fault) VALUES (?, ?, ?)", rows)
+
+    def times_seen(self, prompts: Sequence[bytes]) -> list[int]:
+        """Count prompts (digests); return for each how often it came before."""
+        before = []
+        self._db.execute("BEGIN")
+        for prompt in prompts:
+            (times,) = self._db.execute(
+                "INSERT INTO seen VALUES (?, 1) ON CONFLICT (prompt) DO UPDATE SET times = times + 1"
+                " RETURNING times",
+                (prompt,),
+            ).fetchone()
+            before.append(times - 1)
+        self._db.execute("COMMIT")
+        return before
+
+    def wanted(self, first: int, last: int) -> dict[tuple[int, int], tuple[bytes | None, str | None]]:
+        """Return key or fault of each (row, sample), for the rows from `first` to `last`."""
+        found = self._all("SELECT row, sample, key, fault FROM wanted WHERE row BETWEEN ? AND ?", (first, last))
+        return {(row, sample): (key, fault) for row, sample, key, fault in found}

@@ -1,0 +1,188 @@
+"""What can be said before any work: the first prompt, lengths, how much is shared, and what would share more."""
+
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jobs import tokens
+from jobs.dataset import prompt, recipe, source
+
+SAMPLE_ROWS = 1000
+_MOST_CHARACTERS = 2000
+_UNIQUE = 0.9
+"""A column with more distinct values than this share of the rows is taken to be different in each."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the first rows tell. `lengths` are of prompts, in `unit` (tokens or characters): least, median, most.
+
+    `shared` is the part of all prompts that an earlier one begins with, 0 to 1; `advice` the order of the
+    template's parts that would share more, and how much, None where there is no better one.
+    """
+
+    rows: int | None
+    sampled: int
+    unfit: int
+    first: list[dict[str, str]] | None
+    lengths: tuple[int, int, int] | None
+    unit: str
+    shared: float
+    repeated: tuple[str, ...]
+    advice: "Advice | None"
+
+    def lines(self, samples: int) -> list[str]:
+        """Return it in words."""
+        said = ["The first prompt:"]
+        for message in self.first or ():
+            content = message["content"]
+            more = f" ... ({len(content):,} characters)" if len(content) > _MOST_CHARACTERS else ""
+            said.append(f"  {message['role']}: {content[:_MOST_CHARACTERS]}{more}")
+        rows = "unknown" if self.rows is None else f"{self.rows:,}"
+        said.append(f"Rows: {rows}" + (f", {samples} samples each" if samples > 1 else ""))
+        if self.lengths:
+            least, median, most = self.lengths
+            told = f"Prompt {self.unit} of the first {self.sampled:,}: least {least:,}, median {median:,}, most {most:,}"
+            said.append(told + ("" if self.unit == "tokens" else " (the tokenizer is not here)"))
+            said.append(f"Expected prefix hits: {self.shared:.0%} of the {self.unit}")
+        if self.unfit:
+            said.append(f"{self.unfit:,} of the first {self.sampled + self.unfit:,} rows have no prompt")
+        if self.advice:
+            said.append(
+                f"{self.advice.shared:.0%} would be shared with the template's parts in this order:"
+                f" {', '.join(self.advice.order)}"
+            )
+        return said
+
+
+@dataclass(frozen=True)
+class Advice:
+    """An order of a template's parts, and what would be shared with it, 0 to 1."""
+
+    order: tuple[str, ...]
+    shared: float
+
+
+def survey(
+    rows: source.Source, made: prompt.Prompt, made_by: recipe.Recipe, tokenizer: tokens.Tokenizer | None, samples: int
+) -> Survey:
+    """Look at the first rows."""
+    needed = made.columns(rows.schema.names)
+    records = _first(rows, needed)
+    rendered, fit = [], []
+    for record in records:
+        try:
+            rendered.append(made.render(record))
+            fit.append(record)
+        except prompt.RowUnfit:
+            continue
+    encoded, unit = _encoded(rendered, made_by, tokenizer)
+    lengths = sorted(map(len, encoded))
+    shared = share(encoded)
+    return Survey(
+        rows=rows.count(),
+        sampled=len(rendered),
+        unfit=len(records) - len(rendered),
+        first=rendered[0] if rendered else None,
+        lengths=(lengths[0], int(statistics.median(lengths)), lengths[-1]) if lengths else None,
+        unit=unit,
+        shared=1 - (1 - shared) / samples,
+        repeated=_repeated(made, fit),
+        advice=_advice(made, fit),
+    )
+
+
+def share(prompts: Sequence[Sequence[Any]]) -> float:
+    """Return the part of all prompts that begins another one before it, when they are sorted."""
+    total = sum(map(len, prompts))
+    ordered = sorted(prompts)
+    common = sum(_common(one, other) for one, other in zip(ordered, ordered[1:], strict=False))
+    return common / total if total else 0.0
+
+
+def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    if isinstance(one, str) and isinstance(other, str):
+        return len(os.path.commonprefix([one, other]))
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _first(rows: source.Source, columns: list[str]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for batch in rows.rows():
+        found += batch.batch.select(columns).slice(0, SAMPLE_ROWS - len(found)).to_pylist()
+        if len(found) >= SAMPLE_ROWS:
+            break
+    return found
+
+
+def _encoded(
+    rendered: list[list[dict[str, str]]], made_by: recipe.Recipe, tokenizer: tokens.Tokenizer | None
+) -> tuple[list[Any], str]:
+    """Return prompts as token ids where there is a tokenizer, else as text."""
+    if tokenizer is None:
+        return ["\n".join(message["content"] for message in messages) for messages in rendered], "characters"
+    if made_by.endpoint == recipe.COMPLETION:
+        return tokenizer.encode_prompts([messages[0]["content"] for messages in rendered]), "tokens"
+    chats = [prompt_text(tokenizer, messages) for messages in rendered]
+    return tokenizer.encode_chats([text for text in chats if text]), "tokens"
+
+
+def prompt_text(tokenizer: tokens.Tokenizer, messages: list[dict[str, str]]) -> str:
+    """Return a chat as the model's template renders it."""
+    return tokenizer.template.render(messages)
+
+
+def _distinct(column: str, records: list[dict[str, Any]]) -> float:
+    return len({repr(record.get(column)) for record in records}) / max(1, len(records))
+
+
+def _repeated(made: prompt.Prompt, records: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the columns to sort rows by: in the template's order, up to the first that never repeats.
+
+    Behind a part that differs in each row nothing is shared, whatever the order of rows.
+    """
+    found: list[str] = []
+    for part in made.parts():
+        for column in part.columns:
+            if column == prompt.ROW or _distinct(column, records) > _UNIQUE:
+                return tuple(found)
+            if column not in found:
+                found.append(column)
+    return tuple(found)
+
+
+def _advice(made: prompt.Prompt, records: list[dict[str, Any]]) -> Advice | None:
+    """Find an order of the template's parts with more in common: constants, then what repeats most.
+
+    Fields by the characters that repeating them saves, as prompts of relational data are ordered in
+    "Optimizing LLM Queries in Relational Data Analytics Workloads" (Liu et al., 2024).
+    """
+    parts = made.parts()
+    fields = [part for part in parts if part.columns]
+    if len(records) < 2 or not fields or any(prompt.ROW in part.columns for part in fields):
+        return None
+
+    def value(part: prompt.Part, record: dict[str, Any]) -> str:
+        return "\x1f".join(str(record[column]) for column in part.columns)
+
+    def saved(part: prompt.Part) -> float:
+        values = [value(part, record) for record in records]
+        return statistics.fmean(map(len, values)) * (1 - len(set(values)) / len(values))
+
+    constants = [part for part in parts if not part.columns and part.text.strip()]
+    ordered = [*constants, *sorted(fields, key=saved, reverse=True)]
+
+    def texts(order: Sequence[prompt.Part]) -> list[str]:
+        return ["".join(value(part, record) if part.columns else part.text for part in order) for record in records]
+
+    now, then = share(texts(parts)), share(texts(ordered))
+    if then < now + 0.05:
+        return None
+    return Advice(tuple(" + ".join(part.columns) if part.columns else _short(part.text) for part in ordered), then)
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return repr(words if len(words) <= 40 else words[:37] + "...")

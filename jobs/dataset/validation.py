@@ -1,0 +1,122 @@
+"""Outputs that must have a form: a JSON schema from a file, or a pydantic model."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from jobs import errors, grammars
+
+INVALID = "invalid_output"
+_MOST_CHARACTERS = 500
+_VALUES = {"const", "enum", "default", "examples"}
+_OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}
+
+
+class SchemaWrong(errors.InvalidRequest):
+    """The schema {place} cannot be used: {reason}."""
+
+
+class Unfit(ValueError):
+    """An output is not what the schema says."""
+
+
+class Form:
+    """A schema, and what tells whether an output has its form. Raises SchemaWrong.
+
+    Objects that list their properties and do not speak of others have no others, as in strict schemas elsewhere.
+    """
+
+    def __init__(self, given: dict[str, Any], place: str, model: type[BaseModel] | None = None) -> None:
+        schema = closed(given)
+        try:
+            validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+            validator.check_schema(schema)
+        except jsonschema.SchemaError as error:
+            raise SchemaWrong(place=place, reason=error.message) from None
+        wanted = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
+        try:
+            grammars.build(wanted, [], "none", None, None, True)
+        except errors.ParameterRefused as error:
+            raise SchemaWrong(place=place, reason=error) from None
+        self.schema, self._model = schema, model
+        self._validator = validator(schema)
+
+    def read(self, text: str) -> Any:
+        """Return the value of an output; raises Unfit with the first thing that is wrong."""
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise Unfit(f"not JSON: {error}") from None
+        if (found := jsonschema.exceptions.best_match(self._validator.iter_errors(value))) is not None:
+            raise Unfit(f"{found.json_path}: {found.message}"[:_MOST_CHARACTERS])
+        if self._model is not None:
+            try:
+                return self._model.model_validate_json(text).model_dump(mode="json")
+            except ValidationError as wrong:
+                first = wrong.errors(include_url=False)[0]
+                raise Unfit(f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:_MOST_CHARACTERS]) from None
+        return value
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema whose objects have no properties but those that it lists, unless it says so itself."""
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    # What allOf joins must stay open: each of its parts lists only some of the properties.
+    made = {
+        name: value if name in _VALUES or name == "allOf" else closed(value) for name, value in schema.items()
+    }
+    if isinstance(schema.get("properties"), dict) and not _OPEN & schema.keys():
+        made["additionalProperties"] = False
+    return made
+
+
+def form(given: str | Path | dict[str, Any] | type[BaseModel] | None) -> Form | None:
+    """Return the form that is meant by a file, `module:Model`, a schema or a model; raises SchemaWrong."""
+    if given is None:
+        return None
+    if isinstance(given, dict):
+        return Form(given, "given")
+    if isinstance(given, type):
+        return Form(given.model_json_schema(), given.__name__, given)
+    text = str(given)
+    module, colon, name = text.partition(":")
+    if colon and not Path(text).exists():
+        model = _model(module, name, text)
+        return Form(model.model_json_schema(), text, model)
+    return Form(_from_file(Path(text)), text)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        value = orjson.loads(path.read_bytes())
+    except OSError as error:
+        reason = f"{error.strerror}; it is a file of JSON, or module:PydanticModel"
+        raise SchemaWrong(place=path, reason=reason) from None
+    except orjson.JSONDecodeError as error:
+        raise SchemaWrong(place=path, reason=f"it is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise SchemaWrong(place=path, reason="it is no JSON object")
+    return value
+
+
+def _model(module: str, name: str, place: str) -> type[BaseModel]:
+    # As `python -m` does: a module beside the data is found.
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # the module is the user's program
+        raise SchemaWrong(place=place, reason=f"{type(error).__name__}: {error}") from None
+    finally:
+        sys.path.pop(0)
+    if not (isinstance(found, type) and issubclass(found, BaseModel)):
+        raise SchemaWrong(place=place, reason="it is no pydantic model")
+    return found
+

@@ -1,0 +1,211 @@
+"""Jobs of bounded size: a directory with requests, and the files that a backend leaves beside them."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import orjson
+
+from jobs import errors
+from jobs.dataset import recipe, state
+from jobs.client import Batch
+from jobs.tokens import Tokenizer
+
+REQUESTS, OUTPUT, ERRORS, METRICS = "requests.jsonl", "output.jsonl", "errors.jsonl", "metrics.jsonl"
+
+
+class AnswersMissing(errors.LonghaulError):
+    """{path} lacks the answer to {name}: the job did not end as it should. The same command tries it again."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is: requests that have an answer, of those failed, and tokens."""
+
+    done: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def __add__(self, other: "Progress") -> "Progress":
+        return Progress(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+
+def progress_of(batch: Batch) -> Progress:
+    """Return how far a job is, as a Longhaul tells it."""
+    counts, usage = batch.request_counts, batch.usage
+    cached = usage.input_tokens_details.cached_tokens
+    return Progress(batch.done, counts.failed, usage.input_tokens, cached, usage.output_tokens)
+
+
+class Listener(Protocol):
+    """Is told how far a job is, again and again."""
+
+    def __call__(self, progress: Progress, /) -> None: ...
+
+
+class Backend(Protocol):
+    """What computes jobs: this machine's engine, or a Longhaul elsewhere."""
+
+    model: str
+    fingerprint: str
+    revision: str | None
+    window: int
+    """How many jobs it wants to have at once."""
+
+    def tokenizer(self) -> Tokenizer | None:
+        """Return the model's tokenizer, None where it cannot be had."""
+
+    def start(self, job: "Job") -> None:
+        """Begin a job, if that can be done without waiting for its end. Again: it goes on."""
+
+    def finish(self, job: "Job", listener: Listener) -> None:
+        """Return when the files of a job's answers are there."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """One directory. Its requests are complete once the file has its name; answers are read when it has ended."""
+
+    directory: Path
+
+    @property
+    def requests(self) -> Path:
+        return self.directory / REQUESTS
+
+    def keys(self) -> set[bytes]:
+        """Return the keys of its requests."""
+        with self.requests.open("rb") as stream:
+            return {recipe.key_of(orjson.loads(data)["custom_id"])[0] for data in stream}
+
+    def answers(self) -> Iterator[tuple[dict[str, Any], state.Output]]:
+        """Yield each request's line with its output, in their order; raises AnswersMissing."""
+        output, failed, metrics = (_Lines(self.directory / name) for name in (OUTPUT, ERRORS, METRICS))
+        with self.requests.open("rb") as stream, output, failed, metrics:
+            for data in stream:
+                request = orjson.loads(data)
+                name = request["custom_id"]
+                measured = metrics.take(name) or {}
+                if (line := output.take(name)) is not None:
+                    yield request, _output(line, measured)
+                elif (line := failed.take(name)) is not None:
+                    yield request, _failure(line)
+                else:
+                    raise AnswersMissing(path=self.directory, name=name)
+
+    def remove(self) -> None:
+        """Forget the job; its name goes first, so that half of it is never taken for a job."""
+        gone = self.directory.with_name(f".{self.directory.name}")
+        shutil.rmtree(gone, ignore_errors=True)
+        self.directory.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+class Writing:
+    """A job that is being filled: at most so many requests and bytes."""
+
+    def __init__(self, directory: Path, most_requests: int, most_bytes: int) -> None:
+        self._directory, self._most_requests, self._most_bytes = directory, most_requests, most_bytes
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        self._stream: IO[bytes] = (directory / (REQUESTS + ".part")).open("wb")
+        self.keys: set[bytes] = set()
+        self._bytes = 0
+
+    def add(self, line: bytes, key: bytes) -> None:
+        self._stream.write(line)
+        self._bytes += len(line)
+        self.keys.add(key)
+
+    @property
+    def full(self) -> bool:
+        return len(self.keys) >= self._most_requests or self._bytes >= self._most_bytes
+
+    def done(self) -> Job:
+        """Give the file its name and return the job."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self._stream.close()
+        job = Job(self._directory)
+        Path(self._stream.name).rename(job.requests)
+        return job
+
+    def abandon(self) -> None:
+        self._stream.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def left(directory: Path) -> list[Job]:
+    """Return the jobs that an earlier run had begun, oldest first; half-written ones are removed."""
+    found = []
+    for place in sorted(directory.iterdir()) if directory.is_dir() else ():
+        if (place / REQUESTS).is_file() and not place.name.startswith("."):
+            found.append(Job(place))
+        else:
+            shutil.rmtree(place, ignore_errors=True)
+    return found
+
+
+class _Lines:
+    """A file of lines in the order of the requests, some of which have none; one line ahead is known."""
+
+    def __init__(self, path: Path) -> None:
+        self._stream = path.open("rb") if path.exists() else None
+        self._next: dict[str, Any] | None = None
+        self._advance()
+
+    def __enter__(self) -> "_Lines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def take(self, name: str) -> dict[str, Any] | None:
+        """Return the next line if it is of this request."""
+        line = self._next
+        if line is None or line["custom_id"] != name:
+            return None
+        self._advance()
+        return line
+
+    def _advance(self) -> None:
+        data = self._stream.readline() if self._stream is not None else b""
+        self._next = orjson.loads(data) if data.strip() else None
+
+
+def _output(line: dict[str, Any], measured: dict[str, Any]) -> state.Output:
+    body = line["response"]["body"]
+    choice, usage = body["choices"][0], body["usage"]
+    text = choice["message"]["content"] if "message" in choice else choice["text"]
+    refusal = None if text is not None else ("no_text", "The model gave no text.")
+    _, attempt = recipe.key_of(line["custom_id"])
+    return state.Output(
+        text=text,
+        finish_reason=choice["finish_reason"],
+        prompt_tokens=usage["prompt_tokens"],
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        completion_tokens=usage["completion_tokens"],
+        latency_seconds=_seconds(measured),
+        attempt=attempt,
+        error=refusal,
+    )
+
+
+def _failure(line: dict[str, Any]) -> state.Output:
+    told = line.get("error") or (line.get("response") or {}).get("body", {}).get("error") or {}
+    code, message = told.get("code") or "failed", told.get("message") or "no reason was given"
+    _, attempt = recipe.key_of(line["custom_id"])
+    return state.Output(text=None, attempt=attempt, error=(code, message))
+
+
+def _seconds(measured: dict[str, Any]) -> float | None:
+    """Return how long a request ran, from its admission to its last token."""
+    began, ended = measured.get("started_at"), measured.get("finished_at")
+    return None if began is None or ended is None else max(0.0, ended - began)
