@@ -1,0 +1,65 @@
+"""Why an input cannot be used, with what to do about it. Most are raised before any work."""
+
+import difflib
+from collections.abc import Collection
+
+from jobs import errors
+
+
+class InputError(errors.InvalidRequest):
+    """{message}"""
+
+
+class InputMissing(InputError):
+    """{place} does not exist."""
+
+
+class InputEmpty(InputError):
+    """{place} has {what}."""
+
+
+class InputUnknown(InputError):
+    """{place} has no suffix that is known. Known: {known}; each but Parquet and Arrow also with {codecs}."""
+
+
+class InputMixed(InputError):
+    """{place} has several formats: {first}, {second}. Name those of one by a glob: {place}/**/*{suffix}"""
+
+
+class InputUnreadable(InputError):
+    """{where} cannot be read: {reason}."""
+
+
+class InputChanged(InputError):
+    """{where} changed while it was being read: {reason}. Start again."""
+
+
+class SplitMissing(InputError):
+    """{place} has several splits: {splits}. Name one of them: {example}"""
+
+
+class TypesDiffer(InputError):
+    """Column {column!r} has other types in {first} and in {second}: {reason}. Convert one of them."""
+
+
+class ColumnMissing(InputError):
+    """There is no column {name!r}.{near} The input has: {known}."""
+
+
+class ColumnTwice(InputError):
+    """{where} has more than one column named {name!r}. Rename one of them."""
+
+
+class WhereRefused(InputError):
+    """--where {where!r}: {reason}."""
+
+
+class SortRefused(InputError):
+    """The rows cannot be sorted by {columns}: {reason}."""
+
+
+def missing_column(name: str, known: Collection[str]) -> ColumnMissing:
+    """Return the error for a column that is not there, with names that look like it."""
+    close = difflib.get_close_matches(name, known, 2)
+    near = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return ColumnMissing(name=name, near=near, known=", ".join(known))

@@ -1,0 +1,54 @@
+"""The vocabulary of the input: a batch of rows, a record that could not be read, and what reads them."""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+BATCH_ROWS = 1000
+BATCH_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows: their numbers in the whole input, as read, before --where (int64), and their columns."""
+
+    numbers: pa.Int64Array
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A record of the input that could not be read; `where` is its file and its place in that."""
+
+    row: int
+    where: str
+    message: str
+
+
+OnFault = Callable[[Fault], None]
+
+
+class Reader(Protocol):
+    """Reads one file, or one table in memory, from the start each time."""
+
+    shown: str
+    schema: pa.Schema
+    count: int | None
+    """How many rows it has; None: nobody knows yet."""
+
+    def read(self, schema: pa.Schema, start: int, on_fault: OnFault) -> Generator[Rows, None, int]:
+        """Yield rows with these columns, null where it has none, numbered from `start`; return the next."""
+
+    def place(self, position: int) -> str:
+        """Return where its row of this position (from 0) is, for a message."""
+
+
+def numbers(values: Sequence[int]) -> pa.Int64Array:
+    """Return row numbers as Arrow has them."""
+    return pa.array(values, pa.int64())
+
+
+def ignore(fault: Fault) -> None:
+    """Do nothing about a record that cannot be read."""

@@ -1,0 +1,131 @@
+"""The input of a dataset run: rows of files or of tables, streamed, each with its number."""
+
+import os
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from jobs.dataset import input_errors, inputs, rows, sorting, where
+from jobs.dataset.rows import Fault, OnFault, Rows
+
+__all__ = ["Fault", "Place", "Rows", "Source", "open_source"]
+
+Place: TypeAlias = str | os.PathLike[str] | pa.Table | pa.RecordBatchReader | list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What is wanted of the input: columns in order, rows by an expression, how many, in which order."""
+
+    columns: Sequence[str]
+    filter: where.Where | None
+    limit: int | None
+    sort_by: Sequence[str]
+    scratch: Path | None
+
+
+class Source:
+    """Rows of an input, the same each time they are read. `schema`: the columns they have.
+
+    Of one pass at a time a batch is held in memory, and with `sort_by` at most 256 MB.
+    """
+
+    def __init__(self, found: inputs.Input, choice: _Choice) -> None:
+        self._readers, self._identity = found.readers, found.identity
+        self._choice = choice
+        self.schema = pa.schema([found.schema.field(name) for name in choice.columns])
+        also = [*(choice.filter.columns if choice.filter else ()), *choice.sort_by]
+        self._all = pa.schema([found.schema.field(name) for name in dict.fromkeys([*choice.columns, *also])])
+        self._starts = [0]
+        for reader in self._readers:
+            if reader.count is None:
+                break
+            self._starts.append(self._starts[-1] + reader.count)
+
+    def rows(self, on_fault: OnFault | None = None) -> Iterator[Rows]:
+        """Yield all rows from the first, at most 1,000 at a time; `on_fault` is told of records without one.
+
+        Raises InputUnreadable where a file turns out to be damaged and InputChanged where it became another.
+        """
+        tell = on_fault or rows.ignore
+        found = self._read(tell)
+        if self._choice.filter is not None:
+            found = self._choice.filter.kept(found, self.place, tell)
+        if self._choice.limit is not None:
+            found = _limited(found, self._choice.limit)
+        if self._choice.sort_by:
+            found = sorting.ordered(found, self._all, self._choice.sort_by, self._choice.scratch)
+        for each in found:
+            yield Rows(each.numbers, each.batch.select(self.schema.names))
+
+    def count(self) -> int | None:
+        """Return how many rows there are before `where` and `limit`; None: not known without reading them."""
+        counts = [reader.count for reader in self._readers]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    def place(self, row: int) -> str:
+        """Return the file of a row, and where in it the row is: `data/part-3.jsonl line 17`."""
+        at = bisect_right(self._starts, row) - 1
+        if at >= len(self._readers):
+            return f"row {row}"
+        reader = self._readers[at]
+        return f"{reader.shown} {reader.place(row - self._starts[at])}"
+
+    def identity(self) -> dict[str, Any]:
+        """Return what was found when the input was opened: files with bytes and ns of their last change."""
+        return self._identity
+
+    def _read(self, tell: OnFault) -> Iterator[Rows]:
+        start = 0
+        for at, reader in enumerate(self._readers):
+            self._starts[at : at + 1] = [start]  # appends what was not known yet
+            start = yield from reader.read(self._all, start, tell)
+
+
+def open_source(
+    place: Place,
+    *,
+    columns: Sequence[str] | None = None,
+    needed: Collection[str] = (),
+    where: str | None = None,
+    limit: int | None = None,
+    sort_by: Sequence[str] = (),
+    scratch: Path | None = None,
+) -> Source:
+    """Open an input for reading, and check all that can be checked without reading it through.
+
+    `place`: a file of Parquet, Arrow, CSV, TSV or JSON lines, a directory or glob of those, s3://bucket/...,
+    a directory of Hugging Face's save_to_disk, or rows in memory. Files of JSON lines are read through once,
+    for their columns. A RecordBatchReader is copied to a file in `scratch`.
+
+    `columns`: those that rows have, in this order (None: all), then those of `needed` not among them.
+    `where`: an SQL expression over all columns; rows for which it is null are left out. `limit`: of the rows
+    that pass `where` the first so many of the input. `sort_by`: the order in which those then come.
+
+    Raises input_errors.InputError, of a kind for each thing that can be wrong.
+    """
+    found = inputs.opened(place, scratch)
+    known = found.schema.names
+    for name in (*(columns or ()), *needed, *sort_by):
+        if name not in known:
+            raise input_errors.missing_column(name, known)
+    wanted = list(dict.fromkeys([*(known if columns is None else columns), *needed]))
+    return Source(found, _Choice(wanted, _filter(where, found.schema), limit, list(sort_by), scratch))
+
+
+def _filter(expression: str | None, schema: pa.Schema) -> where.Where | None:
+    return None if expression is None else where.Where(expression, schema)
+
+
+def _limited(batches: Iterator[Rows], limit: int) -> Iterator[Rows]:
+    left = limit
+    while left > 0:
+        each = next(batches, None)
+        if each is None:
+            return
+        yield Rows(each.numbers.slice(0, left), each.batch.slice(0, left))
+        left -= each.batch.num_rows
