@@ -121,5 +121,7 @@ def _check_parquet(field: pa.Field) -> None:
     try:
         parquet.write_table(schema.empty_table(), pa.BufferOutputStream())
     except (pa.ArrowException, OSError) as error:
-        reason = f"{field.name!r} is {field.type}, {error}. Leave it out with --columns, or choose --format jsonl"
+        reason = (
+            f"{field.name!r} is {field.type}, {error}. Leave it out with --columns, or choose --format jsonl"
+        )
         raise UnfitColumns(format="parquet", reason=reason) from None

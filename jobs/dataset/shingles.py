@@ -27,7 +27,7 @@ def of(text: str) -> Shingles:
     dense = _dense(codes)
     hashes = np.where(dense[: len(long)], short[: len(long)], long)
     tail = short[len(long) :][dense[len(long) : len(short)]]
-    return np.unique(_mixed(np.concatenate([hashes, tail])))
+    return _once(_mixed(np.concatenate([hashes, tail])))
 
 
 def jaccard(one: Shingles, other: Shingles) -> float:
@@ -50,6 +50,11 @@ def _dense(codes: Shingles) -> np.ndarray[Any, np.dtype[np.bool_]]:
     for first, last in _DENSE:
         found |= (codes >= first) & (codes <= last)
     return found
+
+
+def _once(hashes: Shingles) -> Shingles:
+    hashes.sort()
+    return hashes[np.append(True, hashes[1:] != hashes[:-1])]
 
 
 def _mixed(hashes: Shingles) -> Shingles:

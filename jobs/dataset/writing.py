@@ -72,7 +72,9 @@ class Writer:
                 self._open()
             self._close()
             names = [self._named(index) for index in range(len(self._counts))]
-            described = [shards.described(self._place / name, self._counts[i]) for i, name in enumerate(names)]
+            described = [
+                shards.described(self._place / name, self._counts[i]) for i, name in enumerate(names)
+            ]
             paths = shards.publish(self._place, self._directory, self._name, names)
         self.files = tuple(described)
         return paths
