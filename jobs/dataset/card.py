@@ -1,4 +1,7 @@
-"""The dataset card: README.md of a dataset, as the Hugging Face hub reads it, with all it takes to make it again."""
+"""The dataset card: a dataset's README.md, as the Hugging Face hub reads it.
+
+It says how the dataset was made, so that it can be made again.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +24,12 @@ _SIZES = (
     (1_000_000_000, "100M<n<1B"),
 )
 _LIMITS = """\
-* A language model wrote the outputs, and nobody has read them all: they may be wrong, biased or unsafe, and may
-  repeat what the model was trained on.
-* The licences and terms of the model and of the input apply. This card names no licence: add one before you share
-  the dataset.
-* The same command gives the same prompts in the same order. The same outputs take the same versions, model files
-  and hardware as well, since floating-point sums differ between them."""
+* A language model wrote the outputs, and nobody has read them all: they may be wrong, biased or unsafe, and
+  may repeat what the model was trained on.
+* The licences and terms of the model and of the input apply. This card names no licence: add one before you
+  share the dataset.
+* The same command gives the same prompts in the same order. For the same outputs, versions, model files and
+  hardware must be the same as well, since floating-point sums differ between them."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +122,13 @@ def _opening(facts: Facts) -> str:
     revision = f" at revision {markdown.code(facts.revision)}" if facts.revision else ""
     rows = sum(file.rows for file in facts.files if _config(file.name) == "default")
     return (
-        f"{rows:,} rows, whose outputs were written by the language model {markdown.code(facts.model)}{revision}"
-        " and collected by `longhaul generate`."
+        f"{rows:,} rows with outputs of the language model {markdown.code(facts.model)}{revision}, "
+        "made by `longhaul generate`."
     )
 
 
 def _loading(facts: Facts) -> str:
-    names = [name for name in _configs(facts.files) if name != "default"]
+    names = [name for name in _configs(facts.files) if name != "default" and name.isidentifier()]
     lines = ["from datasets import load_dataset", "", 'rows = load_dataset("PATH", split="train")']
     lines += [
         f'{name} = load_dataset("PATH", "{name}", split="train")' for name in names if name.isidentifier()

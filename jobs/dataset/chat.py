@@ -1,7 +1,7 @@
 """Rows as conversations, in the two forms that trainers read.
 
-A row needs `messages`, the prompt's as a list of {role, content}, and `output`, the assistant's text. All other
-columns are left out, since trainers refuse or misread what they do not know.
+A row needs `messages`, the prompt's as a list of {role, content}, and `output`, the assistant's text. All
+other columns are left out, since trainers refuse or misread what they do not know.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _SPEAKERS = {"system": "system", "developer": "system", "user": "human", "assist
 
 
 class NoConversation(errors.LonghaulError):
-    """A row without an output cannot be written as a conversation: leave it out, or choose parquet or jsonl."""
+    """A row without an output is no conversation: leave it out, or choose --format parquet or jsonl."""
 
 
 def messages(row: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Parquet:
 
     def __init__(self, path: Path, schema: pa.Schema, group_bytes: int = GROUP_BYTES) -> None:
         self.size = 0
-        self._file = path.open("wb")
+        self._file = pa.OSFile(str(path), "wb")
         self._schema, self._group_bytes = schema, group_bytes
         self._writer = parquet.ParquetWriter(self._file, schema, compression="zstd")
         self._waiting: list[pa.RecordBatch] = []
@@ -57,9 +57,11 @@ class Parquet:
             self._flush()
 
     def close(self) -> None:
-        self._flush()
-        self._writer.close()
-        self._file.close()
+        try:
+            self._flush()
+            self._writer.close()
+        finally:
+            self._file.close()
 
     def _flush(self) -> None:
         if self._waiting:

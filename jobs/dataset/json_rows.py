@@ -1,7 +1,7 @@
 """Rows of Arrow as JSON: nested values stay nested, and what JSON has no form for becomes text.
 
-Dates, times and decimals are written as text, durations as numbers of their unit, bytes in base64. What is not
-finite (NaN, infinity) becomes null.
+Dates, times and decimals are written as text, durations as numbers of their unit, bytes in base64. What is
+not finite (NaN, infinity) becomes null.
 """
 
 import base64

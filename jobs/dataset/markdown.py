@@ -1,4 +1,4 @@
-"""Any text inside Markdown, so that it stays what it is: it ends no fence, opens no table cell, is no HTML."""
+"""Any text inside Markdown: it stays what it is, ends no fence, opens no table cell, is no HTML."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -37,9 +37,9 @@ class BadThreshold(errors.LonghaulError):
 class Exact:
     """Finds texts that are the same.
 
-    The same are texts that differ only in white space at the ends of lines and of the text, in line ends, and in
-    how Unicode composes characters (NFC). Indentation, case and punctuation make a difference. Two texts that
-    are not the same pass for it with a probability of 2**-128.
+    The same are texts that differ only in white space at the ends of lines and of the text, in line ends, and
+    in how Unicode composes characters (NFC). Indentation, case and punctuation make a difference. Two texts
+    that are not the same pass for it with a probability of 2**-128.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -64,11 +64,11 @@ class Exact:
 
 
 class Near:
-    """Finds texts that have at least `threshold` of their shingles (`shingles.of`) in common: Jaccard's index.
+    """Finds texts that have at least `threshold` of their shingles in common (Jaccard; `shingles.of`).
 
     MinHash and locality-sensitive hashing (Broder 1997; Leskovec, Rajaraman and Ullman, chapter 3) find
-    candidates: at a threshold of 0.8, 95 % of the pairs just there, and 99 % of those at 0.85. The likeliest 16
-    are compared shingle by shingle, so what is below the threshold is never taken for a duplicate.
+    candidates: at a threshold of 0.8, 95 % of the pairs just there, and 99 % of those at 0.85. The likeliest
+    16 are compared shingle by shingle, so what is below the threshold is never taken for a duplicate.
     Raises BadThreshold.
     """
 
@@ -134,7 +134,7 @@ class Near:
                 yield numbers[place]
 
     def _sharing(self, keys: list[int]) -> set[int]:
-        """Return kept texts that share a band; what thousands share is no sign: the first 64 of each will do."""
+        """Return kept texts that share a band: the first 64 of each, since many are no sign."""
         query = "SELECT id FROM bands WHERE key = ? ORDER BY id LIMIT ?"
         return {row[0] for key in keys for row in self._scratch.db.execute(query, (key, _FROM_BAND))}
 

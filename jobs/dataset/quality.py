@@ -1,7 +1,7 @@
 """Filters over outputs: lengths and regular expressions, each refusal counted by its reason.
 
-Expressions are RE2's, which takes time linear in the text whatever the expression; so there are no lookarounds
-and no backreferences.
+Expressions are RE2's, which takes time linear in the text whatever the expression; so there are no
+lookarounds and no backreferences.
 """
 
 from collections import Counter
@@ -22,8 +22,8 @@ class BadLengths(errors.LonghaulError):
 class Filters:
     """Tells which outputs to leave out, and counts them.
 
-    Lengths are in characters (code points), both inclusive. `match` must be found somewhere in the text, `reject`
-    nowhere. Raises BadExpression and BadLengths.
+    Lengths are in characters (code points), both inclusive. `match` must be found somewhere in the text,
+    `reject` nowhere. Raises BadExpression and BadLengths.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Put finished shards in the place of old ones, so that a crash leaves what the next run repairs.
 
-`.NAME.new` holds shards that are being written, and is thrown away after a crash. `.NAME.ready` holds finished
-ones and a list of them: from then on they are the dataset, and whoever comes next moves the rest of them.
+`.NAME.new` holds shards that are being written, and is thrown away after a crash. `.NAME.ready` holds
+finished ones and a list of them: from then on they are the dataset, and whoever comes next moves the rest.
 """
 
 import hashlib

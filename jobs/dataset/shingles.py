@@ -59,4 +59,5 @@ def _once(hashes: Shingles) -> Shingles:
 
 def _mixed(hashes: Shingles) -> Shingles:
     hashes = (hashes ^ (hashes >> np.uint64(29))) * _FACTOR
-    return hashes ^ (hashes >> np.uint64(32))
+    mixed: Shingles = hashes ^ (hashes >> np.uint64(32))
+    return mixed

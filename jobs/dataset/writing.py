@@ -1,7 +1,7 @@
 """Write rows as the shards of a dataset: DIRECTORY/data-00000.parquet and so on, in the order they come."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
 from types import TracebackType
@@ -14,15 +14,15 @@ from jobs.dataset import formats, shards
 
 
 class CannotWrite(errors.LonghaulError):
-    """The dataset cannot be written to {directory}: {reason}. Make room or choose another -o, and run again."""
+    """The dataset cannot be written to {directory}: {reason}. Make room there or choose another -o."""
 
 
 class Writer:
     """Writes record batches as shards of a format into a directory; nothing appears there before `publish`.
 
-    A shard ends with the batch that brings it to `shard_bytes` (of the file) or at `shard_rows` exactly. With
-    `sharded=False` there is one file, NAME.parquet or NAME.jsonl, and none when there are no rows. Memory: one
-    row group. One writer a name and directory at a time.
+    A shard ends with the rows that bring its file to `shard_bytes`, or at `shard_rows` exactly. With
+    `sharded=False` there is one file, NAME.parquet or NAME.jsonl, and none when there are no rows.
+    Memory: one row group. There must be one writer a name and directory at a time.
     Raises formats.UnknownFormat and UnfitColumns at once, CannotWrite for what the disk refuses.
     """
 
@@ -81,7 +81,8 @@ class Writer:
 
     def abandon(self) -> None:
         """Throw away what was not published."""
-        self._shard = None
+        with suppress(OSError, pa.ArrowException):
+            self._close()
         rmtree(self._place, ignore_errors=True)
 
     def _add(self, batch: pa.RecordBatch) -> None:
@@ -103,9 +104,9 @@ class Writer:
         return self._shard
 
     def _close(self) -> None:
-        if self._shard is not None:
-            self._shard.close()
-        self._shard = None
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            shard.close()
 
     def _named(self, index: int) -> str:
         number = f"-{index:05d}" if self._sharded else ""
