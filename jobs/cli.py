@@ -18,6 +18,7 @@ from jobs import (
     retention_commands,
     settings,
 )
+from jobs.dataset import command as dataset_command
 
 PLUGINS = "longhaul.commands"
 # What --help says of a plugin, so that listing the commands imports none of them.
@@ -91,6 +92,7 @@ class Commands(click.Group):
         key_commands.keys,
         queue_commands.queue_keys,
         autoscale_command.command,
+        dataset_command.generate,
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

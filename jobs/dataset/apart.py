@@ -51,7 +51,8 @@ class Apart:
 
     def __init__(self, directory: Path) -> None:
         self._writers = {
-            name: writing.Writer(directory, schema, name=name, sharded=False) for name, schema in _SCHEMAS.items()
+            name: writing.Writer(directory, schema, name=name, sharded=False)
+            for name, schema in _SCHEMAS.items()
         }
         self._waiting: dict[str, list[dict[str, Any]]] = {name: [] for name in _SCHEMAS}
         self.counts = dict.fromkeys(_SCHEMAS, 0)

@@ -101,12 +101,15 @@ class Generation:
                 continue
             wanted = self._state.wanted(numbers[0], numbers[-1])
             outputs = self._state.find({key for key, _ in wanted.values() if key})
-            yield batch, [
-                self._answer(index, row, sample, wanted, outputs)
-                for index, row in enumerate(numbers)
-                for sample in range(self.samples)
-                if (row, sample) in wanted or sample == 0
-            ]
+            yield (
+                batch,
+                [
+                    self._answer(index, row, sample, wanted, outputs)
+                    for index, row in enumerate(numbers)
+                    for sample in range(self.samples)
+                    if (row, sample) in wanted or sample == 0
+                ],
+            )
 
     def _answer(
         self,

@@ -1,15 +1,15 @@
 """A dataset from a dataset: rows through the steps of a pipeline, and what comes out into a directory.
 
-    OUT/data-00000.parquet ...   the rows
-    OUT/errors.parquet           which rows failed, in which step, and why
-    OUT/invalid.parquet          outputs without their form
-    OUT/README.md, summary.json  how it was made, and what that took
-    OUT/.longhaul/NN-NAME/       of each step that takes a model: its recipe, its outputs by key, its jobs
+OUT/data-00000.parquet ...   the rows
+OUT/errors.parquet           which rows failed, in which step, and why
+OUT/invalid.parquet          outputs without their form
+OUT/README.md, summary.json  how it was made, and what that took
+OUT/.longhaul/NN-NAME/       of each step that takes a model: its recipe, its outputs by key, its jobs
 """
 
 import contextlib
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from jobs import errors
 from jobs.dataset import (
-    apart, generation, prompt, quality, recipe, report, shape, shards, source, steps, survey, transforms, validation,
+    apart, generation, input_errors, prompt, quality, recipe, report, shape, shards, source, steps, survey, transforms, validation,
     work, writing,
 )  # fmt: skip
 
@@ -92,35 +92,45 @@ class _Model:
 class Making:
     """One run of a pipeline over rows. Everything that can be checked is, before the first token is computed.
 
-    `open_rows(sort_by, columns)` opens the input, again for each pass. Raises Busy, NotADataset and
-    RecipeChanged, and what the steps raise that do not fit the rows.
+    `columns` of the input are kept in the dataset, None: all. Raises Busy, NotADataset and RecipeChanged, and
+    what the steps raise that do not fit the rows.
     """
 
     def __init__(
         self,
         rows: source.Source,
-        sorted_rows: source.Source | None,
         pipeline: steps.Pipeline,
         backend: work.Backend,
         directory: Path,
         view: report.View,
         options: Options = Options(),
+        *,
+        columns: Sequence[str] | None = None,
+        scratch: Path | None = None,
     ) -> None:
-        self._rows, self._sorted, self._backend, self._view = rows, sorted_rows, backend, view
-        self.directory, self._options = directory, options
+        self.source, self.backend, self.directory = rows, backend, directory
+        self._view, self._options, self._scratch = view, options, scratch
         self._hidden = directory / HIDDEN_DIRECTORY
         self._apart: apart.Apart | None = None
         self.made = Made()
         self.steps = [self._prepared(number, step, pipeline) for number, step in enumerate(pipeline.steps)]
-        self.schema = self._check_columns()
         self.models = [step for step in self.steps if isinstance(step, _Model)]
+        for name in columns or ():
+            if name not in rows.schema.names:
+                raise input_errors.missing_column(name, rows.schema.names)
+        self._dropped = set() if columns is None else set(rows.schema.names) - set(columns)
+        self.schema = self._check_columns()
+        self._rows = rows
+        self.survey: survey.Survey | None = None
 
-    def _prepared(self, number: int, step: steps.AnyStep, pipeline: steps.Pipeline) -> "_Model | transforms.Transform":
+    def _prepared(
+        self, number: int, step: steps.AnyStep, pipeline: steps.Pipeline
+    ) -> "_Model | transforms.Transform":
         if isinstance(step, steps.Generate | steps.Judge):
             return self._model(number, step, pipeline)
         if isinstance(step, steps.Filter):
             if step.where is not None and not step.of_text:
-                return transforms.Where(step.where, self._rows.place, self._unreadable)
+                return transforms.Where(step.where, self.source.place, self._unreadable)
             return transforms.Texts(step.column, quality.Filters(**step.of_text))
         if isinstance(step, steps.Expand):
             return transforms.Expand(step.column, step.to or step.column)
@@ -128,25 +138,26 @@ class Making:
 
     def _model(self, number: int, step: steps.Generate | steps.Judge, pipeline: steps.Pipeline) -> _Model:
         form = validation.form(step.output_schema)
-        generates = isinstance(step, steps.Generate)
-        continues = step.continues if isinstance(step, steps.Generate) else None
+        raw, continues = (step.raw, step.continues) if isinstance(step, steps.Generate) else (False, None)
         made_by = recipe.Recipe(
-            model=self._backend.model,
-            fingerprint=self._backend.fingerprint,
-            endpoint=recipe.COMPLETION if generates and step.raw else recipe.CHAT,
+            model=self.backend.model,
+            fingerprint=self.backend.fingerprint,
+            endpoint=recipe.COMPLETION if raw else recipe.CHAT,
             messages=step.all_messages,
             continues=_talk(continues) if continues else None,
             parameters=step.parameters,
             output_schema=form.schema if form else None,
             seed=step.seed,
         )
-        continued = any(isinstance(other, steps.Generate) and other.continues == step.name for other in pipeline.steps)
+        continued = any(
+            isinstance(other, steps.Generate) and other.continues == step.name for other in pipeline.steps
+        )
         place = self._hidden / f"{number:02d}-{step.name}"
         return _Model(step, made_by, form, place, _talk(step.name) if continued else None)
 
     def _check_columns(self) -> pa.Schema:
         """Return the columns of the dataset; raises for a step whose columns are not there."""
-        given = self._rows.schema
+        given = self.source.schema
         last = self._last_model()
         for step in self.steps:
             if isinstance(step, _Model):
@@ -157,10 +168,13 @@ class Making:
                 given = made.schema
             else:
                 given = step.columns(given)
-        return given
+        hidden = [name for name in given.names if name.startswith(shape.HIDDEN) or name in self._dropped]
+        return pa.schema([given.field(name) for name in given.names if name not in hidden])
 
     def _last_model(self) -> "_Model | None":
-        generating = [step for step in self.steps if isinstance(step, _Model) and isinstance(step.step, steps.Generate)]
+        generating = [
+            step for step in self.steps if isinstance(step, _Model) and isinstance(step.step, steps.Generate)
+        ]
         return generating[-1] if generating else None
 
     def _messages(self, step: _Model, last: "_Model | None") -> str | None:
@@ -188,32 +202,33 @@ class Making:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(model.recipe.model_dump_json(indent=2))
 
-    def survey(self) -> survey.Survey | None:
-        """Look at the first rows through the first step's prompt; None if that step takes no model."""
+    def look(self) -> None:
+        """Look at the first rows through the first step's prompt, into `survey`, unless it takes no model."""
         first = self.steps[0]
-        if not isinstance(first, _Model):
-            return None
-        made = prompt.Prompt(first.recipe.messages)
-        return survey.survey(self._rows, made, first.recipe, self._backend.tokenizer(), first.samples)
+        if isinstance(first, _Model):
+            made = prompt.Prompt(first.recipe.messages)
+            self.survey = survey.survey(
+                self.source, made, first.recipe, self.backend.tokenizer(), first.samples
+            )
 
     def write(self) -> Made:
         """Run the steps and write the dataset: its rows in the order of the input, and what is apart."""
-        visible = [name for name in self.schema.names if not name.startswith(shape.HIDDEN)]
-        schema = pa.schema([self.schema.field(name) for name in visible])
-        with self._aside() as aside, writing.Writer(self.directory, schema, self._options.format) as writer:
-            for each in self.records():
-                writer.add(each.batch.select(visible))
+        with (
+            self._aside() as aside,
+            writing.Writer(self.directory, self.schema, self._options.format) as writer,
+        ):
+            for each in self._records():
+                writer.add(each.batch.select(self.schema.names))
             writer.publish()
-            apart_files = aside.publish()
-            self.made.rows, self.made.files = writer.rows, (*writer.files, *apart_files)
+            self.made.rows, self.made.files = writer.rows, (*writer.files, *aside.publish())
         return self.made
 
-    def preview(self) -> Iterator[dict[str, Any]]:
-        """Run the steps and yield the rows, as they would be written; nothing is."""
+    def preview(self, rows: int) -> Iterator[dict[str, Any]]:
+        """Run the steps over the first rows and yield what they give; nothing is written but outputs by key."""
+        self._rows = self.source.narrowed(self.source.schema.names, limit=rows)
         with self._aside():
-            for each in self.records():
-                for row in each.batch.to_pylist():
-                    yield {name: value for name, value in row.items() if not name.startswith(shape.HIDDEN)}
+            for each in self._records():
+                yield from each.batch.select(self.schema.names).to_pylist()
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[apart.Apart]:
@@ -223,7 +238,7 @@ class Making:
             self.made.failed, self.made.invalid = aside.counts[apart.ERRORS], aside.counts[apart.INVALID]
         self._apart = None
 
-    def records(self) -> transforms.Stream:
+    def _records(self) -> transforms.Stream:
         """Run the steps and yield their rows."""
         stream, untouched = self._rows.rows(self._unreadable), True
         for step in self.steps:
@@ -258,23 +273,27 @@ class Making:
         rows = self._rows if is_input else self._stored(model, stream)
         if rows is None:
             return
-        count = rows.count()
-        reported = report.Report(self._view, model.step.name, None if count is None else count * model.samples)
+        reported = report.Report(self._view, model.step.name, counted(rows) * model.samples)
         self.made.steps[model.step.name] = reported
         limits = generation.Limits(self._options.job_requests, self._options.job_bytes, model.step.retries)
         made = generation.Generation(
-            model.directory, model.recipe, self._backend, reported,
+            model.directory, model.recipe, self.backend, reported,
             samples=model.samples, form=model.form, limits=limits, cache=self._options.cache,
         )  # fmt: skip
         with contextlib.closing(made):
-            made.run(self._sorted if is_input and self._sorted is not None else rows)
+            made.run(self._reordered(rows) if is_input else rows)
             yield from self._answered(model, made, rows, is_input)
+
+    def _reordered(self, rows: source.Source) -> source.Source:
+        """Return the rows with equal beginnings together, if that is asked for."""
+        by = self.survey.repeated if self._options.reorder and self.survey else ()
+        return rows.narrowed(rows.schema.names, sort_by=by, scratch=self._scratch) if by else rows
 
     def _answered(
         self, model: _Model, made: generation.Generation, rows: source.Source, is_input: bool
     ) -> transforms.Stream:
         shaped = model.shape(rows.schema, self._messages(model, self._last_model()))
-        answered = made.answered(rows, self._unreadable if is_input else source.ignore)
+        answered = made.answered(rows, self._unreadable if is_input else _ignore)
         stream = self._told(answered, made, shaped)
         if isinstance(model.step, steps.Judge) and model.step.chooses:
             best = self._best(model.step)
@@ -298,7 +317,7 @@ class Making:
             def rendered(index: int, records: list[dict[str, Any]] = records) -> list[dict[str, str]]:
                 return made.prompt.render(records[index])
 
-            found = shaped.records(batch, answers, self._rows.place, rendered if records else None)
+            found = shaped.records(batch, answers, self.source.place, rendered if records else None)
             for fault in found.faults:
                 aside.fault(fault)
             for output in found.invalid:
@@ -313,6 +332,16 @@ class Making:
         """Note a record that could not be read, in the pass that writes."""
         if self._apart is not None:
             self._apart.unreadable_row(fault)
+
+
+def counted(rows: source.Source) -> int:
+    """Return how many rows there are, reading them if need be."""
+    known = rows.count() if rows.takes_all else None
+    return sum(each.batch.num_rows for each in rows.narrowed([]).rows()) if known is None else known
+
+
+def _ignore(fault: source.Fault) -> None:
+    """Do nothing about what a pass finds that is not the first one over the input."""
 
 
 def _talk(step: str) -> str:

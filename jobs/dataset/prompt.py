@@ -38,7 +38,9 @@ class Prompt:
         self._environment = _environment()
         self.messages, self.continues = messages, continues
         self._trees = [self._parsed(message, index) for index, message in enumerate(messages)]
-        self._compiled = [(message.role, self._environment.from_string(message.content)) for message in messages]
+        self._compiled = [
+            (message.role, self._environment.from_string(message.content)) for message in messages
+        ]
         names = {name for tree in self._trees for name in meta.find_undeclared_variables(tree)}
         self.variables = frozenset(names - self._environment.globals.keys())
 
@@ -64,7 +66,9 @@ class Prompt:
         except RecursionError:
             raise RowUnfit("the template does not come to an end") from None
         except Exception as error:  # a template is a program: whatever it raises is the row's
-            raise RowUnfit(f"the template: {type(error).__name__}: {str(error).strip() or 'no reason'}") from None
+            raise RowUnfit(
+                f"the template: {type(error).__name__}: {str(error).strip() or 'no reason'}"
+            ) from None
         if not own[-1]["content"].strip() and own[-1]["role"] == "user":
             raise RowUnfit("the prompt is empty")
         return self._before(row) + own

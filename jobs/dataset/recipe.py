@@ -128,7 +128,10 @@ class Recipe(BaseModel):
     def shown(self) -> list[str]:
         """Return the recipe as lines for people."""
         lines = [f"model: {self.model}", f"fingerprint: {self.fingerprint}", f"endpoint: {self.endpoint}"]
-        lines += [f"seed: {self.seed}", *(f"{name}: {value}" for name, value in self.parameters.said().items())]
+        lines += [
+            f"seed: {self.seed}",
+            *(f"{name}: {value}" for name, value in self.parameters.said().items()),
+        ]
         if self.continues:
             lines.append(f"continues: {self.continues}")
         for message in self.messages:

@@ -25,7 +25,7 @@ class Service:
     The batches of a broken-off run go on; the next run takes up what they have made.
     """
 
-    revision = None
+    revision: str | None = None
 
     def __init__(
         self,

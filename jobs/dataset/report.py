@@ -116,7 +116,9 @@ class Report:
         if not self._estimated and done.done >= _ESTIMATE_REQUESTS and left:
             self._estimated = True
             if (seconds := self._pace.eta_seconds(left)) is not None:
-                self._view.say(f"At the pace of the first {done.done}, the other {left:,} take {progress.span(seconds)}.")
+                self._view.say(
+                    f"At the pace of the first {done.done}, the other {left:,} take {progress.span(seconds)}."
+                )
 
     def left(self) -> int | None:
         """Return how many requests are left."""
@@ -136,7 +138,9 @@ class Report:
         if done.prompt_tokens:
             parts.append(f"prefix hits {done.cached_tokens / done.prompt_tokens:.0%}")
         failed = done.failed + counts.unfit
-        parts += [f"{failed:,} failed"] * bool(failed) + [f"{counts.invalid:,} invalid"] * bool(counts.invalid)
+        parts += [f"{failed:,} failed"] * bool(failed) + [f"{counts.invalid:,} invalid"] * bool(
+            counts.invalid
+        )
         left = self.left()
         if left and (seconds := self._pace.eta_seconds(left)) is not None:
             parts.append(f"{progress.span(seconds)} left")
@@ -156,7 +160,9 @@ class Report:
             "cached_tokens": done.cached_tokens,
             "completion_tokens": done.completion_tokens,
             "seconds": round(counts.seconds, 3),
-            "output_tokens_per_second": round(done.completion_tokens / counts.seconds, 1) if counts.seconds else None,
+            "output_tokens_per_second": round(done.completion_tokens / counts.seconds, 1)
+            if counts.seconds
+            else None,
             "worker_hours": round(hours, 4),
             "cost": None if cost_per_hour is None else round(hours * cost_per_hour, 4),
         }

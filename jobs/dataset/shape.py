@@ -106,7 +106,9 @@ class Shape:
 
     def _fault(self, answer: generation.Answer, row: int, place: str) -> apart.Fault:
         output = answer.output
-        code, message = ("row_unfit", answer.fault or "") if output is None else output.error or ("failed", "")
+        code, message = (
+            ("row_unfit", answer.fault or "") if output is None else output.error or ("failed", "")
+        )
         return apart.Fault(row, place, answer.sample, self._step, code, message)
 
     def _value(self, output: state.Output) -> dict[str, Any]:
@@ -116,19 +118,21 @@ class Shape:
         return value
 
     def _good(self, rows: source.Rows, records: list["_Record"]) -> source.Rows:
-        columns = [
-            pa.array([_fitted(value(record), kind) for record in records], kind) for _, kind, value in self._own
+        """Return the input's columns of some records with the new ones beside them."""
+        own = [
+            pa.array([_fitted(value(record), kind) for record in records], kind)
+            for _, kind, value in self._own
         ]
+        taken = pa.array([record.answer.index for record in records], pa.int64())
+        given = rows.batch.select(self._given).take(taken).columns
+        numbers = pa.array([record.row for record in records], pa.int64())
+        return source.Rows(numbers, pa.RecordBatch.from_arrays([*given, *own], schema=self.schema))
+
     def _invalid(self, rows: source.Rows, record: "_Record", place: Callable[[int], str]) -> apart.Invalid:
         (given,) = rows.batch.select(self._shown).slice(record.answer.index, 1).to_pylist()
         told = (record.output.error or ("", ""))[1]
         text, sample = record.output.text or "", record.answer.sample
         return apart.Invalid(record.row, place(record.row), sample, self._step, text, told, given)
-
-        taken = pa.array([record.answer.index for record in records], pa.int64())
-        given = rows.batch.select(self._given).take(taken).columns
-        numbers = pa.array([record.row for record in records], pa.int64())
-        return source.Rows(numbers, pa.RecordBatch.from_arrays([*given, *columns], schema=self.schema))
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,11 @@ def _kinds(schema: dict[str, Any], root: dict[str, Any]) -> set[str]:
     if options:
         inner = [_resolved(option, root) for option in options]
         found = [_kinds(option, root) for option in inner if isinstance(option, dict)]
-        return set().union(*found) if all(option.get("type") in (*_SCALARS, "null") for option in inner) else set()
+        return (
+            set().union(*found)
+            if all(option.get("type") in (*_SCALARS, "null") for option in inner)
+            else set()
+        )
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return {_kind_of(value) for value in values if value is not None}
 
@@ -242,5 +250,8 @@ def _fitted(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_list(kind):
         return [_fitted(item, kind.value_type) for item in value]
     if pa.types.is_struct(kind):
-        return {kind.field(i).name: _fitted(value.get(kind.field(i).name), kind.field(i).type) for i in range(kind.num_fields)}
+        return {
+            kind.field(i).name: _fitted(value.get(kind.field(i).name), kind.field(i).type)
+            for i in range(kind.num_fields)
+        }
     return value

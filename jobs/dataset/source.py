@@ -12,7 +12,7 @@ import pyarrow as pa
 from jobs.dataset import input_errors, inputs, rows, sorting, where
 from jobs.dataset.rows import Fault, OnFault, Rows
 
-__all__ = ["Fault", "Place", "Rows", "Source", "open_source"]
+__all__ = ["Fault", "OnFault", "Place", "Rows", "Source", "open_source"]
 
 Place: TypeAlias = str | os.PathLike[str] | pa.Table | pa.RecordBatchReader | list[dict[str, Any]]
 
@@ -35,7 +35,7 @@ class Source:
     """
 
     def __init__(self, found: inputs.Input, choice: _Choice) -> None:
-        self._readers, self._identity = found.readers, found.identity
+        self._found, self._readers, self._identity = found, found.readers, found.identity
         self._choice = choice
         self.schema = pa.schema([found.schema.field(name) for name in choice.columns])
         also = [*(choice.filter.columns if choice.filter else ()), *choice.sort_by]
@@ -61,6 +61,22 @@ class Source:
             found = sorting.ordered(found, self._all, self._choice.sort_by, self._choice.scratch)
         for each in found:
             yield Rows(each.numbers, each.batch.select(self.schema.names))
+
+    def narrowed(
+        self,
+        columns: Sequence[str],
+        limit: int | None = None,
+        sort_by: Sequence[str] = (),
+        scratch: Path | None = None,
+    ) -> "Source":
+        """Return the same rows with some of their columns, at most `limit`, and in another order."""
+        least = min((most for most in (limit, self._choice.limit) if most is not None), default=None)
+        return Source(self._found, _Choice(columns, self._choice.filter, least, sort_by, scratch))
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether every row of the input is among the rows."""
+        return self._choice.filter is None and self._choice.limit is None
 
     def count(self) -> int | None:
         """Return how many rows there are before `where` and `limit`; None: not known without reading them."""

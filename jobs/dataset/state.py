@@ -150,5 +150,7 @@ class State(Outputs):
 
     def wanted(self, first: int, last: int) -> dict[tuple[int, int], tuple[bytes | None, str | None]]:
         """Return key or fault of each (row, sample), for the rows from `first` to `last`."""
-        found = self._all("SELECT row, sample, key, fault FROM wanted WHERE row BETWEEN ? AND ?", (first, last))
+        found = self._all(
+            "SELECT row, sample, key, fault FROM wanted WHERE row BETWEEN ? AND ?", (first, last)
+        )
         return {(row, sample): (key, fault) for row, sample, key, fault in found}

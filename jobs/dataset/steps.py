@@ -61,7 +61,7 @@ class Prompted(Step):
         if self.messages:
             return self.messages
         said = (("system", self.system), ("user", self.prompt))
-        return tuple(recipe.Message(role=role, content=text) for role, text in said if text is not None)  # type: ignore[arg-type]
+        return tuple(recipe.Message(role=role, content=text) for role, text in said if text is not None)
 
 
 class Generate(Prompted):

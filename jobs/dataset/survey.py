@@ -23,7 +23,6 @@ class Survey:
     template's parts that would share more, and how much, None where there is no better one.
     """
 
-    rows: int | None
     sampled: int
     unfit: int
     first: list[dict[str, str]] | None
@@ -33,15 +32,14 @@ class Survey:
     repeated: tuple[str, ...]
     advice: "Advice | None"
 
-    def lines(self, samples: int) -> list[str]:
-        """Return it in words."""
+    def lines(self, rows: int, samples: int) -> list[str]:
+        """Return it in words, with the number of rows and of the samples of each."""
         said = ["The first prompt:"]
         for message in self.first or ():
             content = message["content"]
             more = f" ... ({len(content):,} characters)" if len(content) > _MOST_CHARACTERS else ""
             said.append(f"  {message['role']}: {content[:_MOST_CHARACTERS]}{more}")
-        rows = "unknown" if self.rows is None else f"{self.rows:,}"
-        said.append(f"Rows: {rows}" + (f", {samples} samples each" if samples > 1 else ""))
+        said.append(f"Rows: {rows:,}" + (f", {samples} samples each" if samples > 1 else ""))
         if self.lengths:
             least, median, most = self.lengths
             told = f"Prompt {self.unit} of the first {self.sampled:,}: least {least:,}, median {median:,}, most {most:,}"
@@ -51,22 +49,27 @@ class Survey:
             said.append(f"{self.unfit:,} of the first {self.sampled + self.unfit:,} rows have no prompt")
         if self.advice:
             said.append(
-                f"{self.advice.shared:.0%} would be shared with the template's parts in this order:"
-                f" {', '.join(self.advice.order)}"
+                f"With the template's parts in another order {self.advice.shared:.0%} of its characters would be"
+                f" shared, not {self.advice.now:.0%}: {', '.join(self.advice.order)}"
             )
         return said
 
 
 @dataclass(frozen=True)
 class Advice:
-    """An order of a template's parts, and what would be shared with it, 0 to 1."""
+    """An order of a template's parts; what of the characters is shared now and what would be with it, 0 to 1."""
 
     order: tuple[str, ...]
+    now: float
     shared: float
 
 
 def survey(
-    rows: source.Source, made: prompt.Prompt, made_by: recipe.Recipe, tokenizer: tokens.Tokenizer | None, samples: int
+    rows: source.Source,
+    made: prompt.Prompt,
+    made_by: recipe.Recipe,
+    tokenizer: tokens.Tokenizer | None,
+    samples: int,
 ) -> Survey:
     """Look at the first rows."""
     needed = made.columns(rows.schema.names)
@@ -82,7 +85,6 @@ def survey(
     lengths = sorted(map(len, encoded))
     shared = share(encoded)
     return Survey(
-        rows=rows.count(),
         sampled=len(rendered),
         unfit=len(records) - len(rendered),
         first=rendered[0] if rendered else None,
@@ -94,7 +96,7 @@ def survey(
     )
 
 
-def share(prompts: Sequence[Sequence[Any]]) -> float:
+def share(prompts: Sequence[Any]) -> float:
     """Return the part of all prompts that begins another one before it, when they are sorted."""
     total = sum(map(len, prompts))
     ordered = sorted(prompts)
@@ -105,7 +107,9 @@ def share(prompts: Sequence[Sequence[Any]]) -> float:
 def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
     if isinstance(one, str) and isinstance(other, str):
         return len(os.path.commonprefix([one, other]))
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
 
 
 def _first(rows: source.Source, columns: list[str]) -> list[dict[str, Any]]:
@@ -175,12 +179,16 @@ def _advice(made: prompt.Prompt, records: list[dict[str, Any]]) -> Advice | None
     ordered = [*constants, *sorted(fields, key=saved, reverse=True)]
 
     def texts(order: Sequence[prompt.Part]) -> list[str]:
-        return ["".join(value(part, record) if part.columns else part.text for part in order) for record in records]
+        return [
+            "".join(value(part, record) if part.columns else part.text for part in order)
+            for record in records
+        ]
 
     now, then = share(texts(parts)), share(texts(ordered))
     if then < now + 0.05:
         return None
-    return Advice(tuple(" + ".join(part.columns) if part.columns else _short(part.text) for part in ordered), then)
+    order = tuple(" + ".join(part.columns) if part.columns else _short(part.text) for part in ordered)
+    return Advice(order, now, then)
 
 
 def _short(text: str) -> str:

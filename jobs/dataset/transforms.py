@@ -98,8 +98,8 @@ class Distinct:
 
     def apply(self, stream: Stream) -> Stream:
         self.directory.mkdir(parents=True, exist_ok=True)
-        exact = self.threshold is None
-        with near.Exact(self.directory) if exact else near.Near(self.directory, self.threshold) as seen:
+        least = self.threshold
+        with near.Exact(self.directory) if least is None else near.Near(self.directory, least) as seen:
             for each in stream:
                 texts = each.batch[self.column].to_pylist()
                 yield from _kept(self, each, [text is None or seen.is_new(text) for text in texts])
@@ -128,7 +128,8 @@ class Expand:
             schema = self.columns(each.batch.schema)
             items = pc.list_flatten(lists)
             columns = [
-                items if name == self.column else each.batch[name].take(taken) for name in each.batch.schema.names
+                items if name == self.column else each.batch[name].take(taken)
+                for name in each.batch.schema.names
             ]
             if len(items):
                 yield Rows(each.numbers.take(taken), pa.RecordBatch.from_arrays(columns, schema=schema))

@@ -14,7 +14,15 @@ from jobs import errors, grammars
 INVALID = "invalid_output"
 _MOST_CHARACTERS = 500
 _VALUES = {"const", "enum", "default", "examples"}
-_OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}
+_OPEN = {
+    "additionalProperties",
+    "unevaluatedProperties",
+    "patternProperties",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "$ref",
+}
 
 
 class SchemaWrong(errors.InvalidRequest):
@@ -59,7 +67,9 @@ class Form:
                 return self._model.model_validate_json(text).model_dump(mode="json")
             except ValidationError as wrong:
                 first = wrong.errors(include_url=False)[0]
-                raise Unfit(f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:_MOST_CHARACTERS]) from None
+                raise Unfit(
+                    f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:_MOST_CHARACTERS]
+                ) from None
         return value
 
 
@@ -119,4 +129,3 @@ def _model(module: str, name: str, place: str) -> type[BaseModel]:
     if not (isinstance(found, type) and issubclass(found, BaseModel)):
         raise SchemaWrong(place=place, reason="it is no pydantic model")
     return found
-

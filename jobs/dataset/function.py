@@ -1,0 +1,65 @@
+"""`dataset.generate`: a run as a call from Python."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.dataset import calling, making, publishing, report, shards, steps
+
+
+def generate(given: dict[str, Any]) -> pa.Table:
+    """Run what `dataset.generate` was called with."""
+    if given["output"] is not None:
+        return _run(given, Path(given["output"]))
+    with tempfile.TemporaryDirectory() as place:
+        return _run(given, Path(place) / "dataset")
+
+
+def _run(given: dict[str, Any], output: Path) -> pa.Table:
+    view = report.Silent() if given["quiet"] else report.view()
+    asked = _asked(given, output)
+    with calling.opened(asked, view) as made, view:
+        made.look()
+        made.write()
+        publishing.publish(made, asked)
+    tables = [pq.read_table(path) for path in shards.present(output)]
+    return pa.concat_tables(tables)
+
+
+def _asked(given: dict[str, Any], output: Path) -> calling.Asked:
+    engine = {
+        name: given["parameters"].pop(name)
+        for name in ("max_running", "device")
+        if name in given["parameters"]
+    }
+    model = {name: given["parameters"].pop(name) for name in ("engine",) if name in given["parameters"]}
+    return calling.Asked(
+        place=given["rows"],
+        output=output,
+        model=given["model"],
+        pipeline=_pipeline(given),
+        columns=given["columns"],
+        where=given["where"],
+        limit=given["limit"],
+        options=making.Options(
+            overwrite=given["overwrite"], cache=Path(given["cache"]) if given["cache"] is not None else None
+        ),
+        submit=given["submit"],
+        api_key=given["api_key"],
+        settings=engine,
+        model_settings=model,
+        command=("jobs.dataset.generate",),
+    )
+
+
+def _pipeline(given: dict[str, Any]) -> steps.Pipeline:
+    if given["pipeline"] is not None:
+        return steps.pipeline(given["pipeline"], "pipeline")
+    names = ("prompt", "system", "schema", "samples", "seed", "raw", "retries", "keep_invalid")
+    said = {name: given[name] for name in names}
+    if given["messages"] is not None:
+        said["messages"] = given["messages"]
+    return steps.pipeline([{"generate": said | given["parameters"]}], "generate")
