@@ -80,9 +80,20 @@ def test_the_hub_finds_the_rows_apart_from_errors_and_no_licence() -> None:
     }
 
 
+def test_a_part_in_another_format_than_the_rows_is_not_offered_since_it_would_not_load() -> None:
+    files = [file("data-00000.jsonl", 1), file("errors.parquet", 1), file("invalid.jsonl", 1)]
+    text = card.card(facts(files=files))
+    assert front_matter(text)["configs"] == [
+        {"config_name": "default", "data_files": "data-*.jsonl"},
+        {"config_name": "invalid", "data_files": "invalid.jsonl"},
+    ]
+    assert 'load_dataset("PATH", "errors"' not in text
+    assert "`errors.parquet`" in text
+
+
 @pytest.mark.parametrize(
     ("rows", "size"),
-    [(0, "n<1K"), (999, "n<1K"), (1_000, "1K<n<10K"), (10_000_000, "10M<n<100M"), (10**9, "n>1B")],
+    [(0, "n<1K"), (999, "n<1K"), (1_000, "1K<n<10K"), (10_000_000, "10M<n<100M"), (10**9, "1B<n<10B")],
 )
 def test_the_size_is_one_that_the_hub_knows(rows: int, size: str) -> None:
     files = [file("data-00000.jsonl", rows)]
