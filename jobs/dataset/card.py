@@ -22,6 +22,7 @@ _SIZES = (
     (10_000_000, "1M<n<10M"),
     (100_000_000, "10M<n<100M"),
     (1_000_000_000, "100M<n<1B"),
+    (10_000_000_000, "1B<n<10B"),
 )
 _LIMITS = """\
 * A language model wrote the outputs, and nobody has read them all: they may be wrong, biased or unsafe, and
@@ -93,42 +94,46 @@ def publish(facts: Facts, directory: Path) -> Path:
 
 
 def _front_matter(facts: Facts) -> str:
-    rows = sum(file.rows for file in facts.files if _config(file.name) == "default")
+    rows = _rows(facts)
     configs = [{"config_name": name, "data_files": glob} for name, glob in _configs(facts.files).items()]
     front = {
         "pretty_name": " ".join(facts.title.split()),
         "tags": ["synthetic", "longhaul"],
-        "size_categories": [next((name for most, name in _SIZES if rows < most), "n>1B")],
+        "size_categories": [next((name for most, name in _SIZES if rows < most), "10B<n<100B")],
         "configs": configs,
     }
     body = yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=1_000_000)
     return f"---\n{body}---\n\n"
 
 
-def _configs(files: Iterable[shards.File]) -> dict[str, str]:
-    """Return the files of each part that can be loaded: rows, and what was kept apart, never mixed."""
-    found = {}
-    for file in files:
-        name = _config(file.name)
-        found[name] = file.name.replace(file.name.split(".")[0], "data-*") if name == "default" else file.name
-    return dict(sorted(found.items(), key=lambda item: item[0] != "default"))
+def _configs(files: Sequence[shards.File]) -> dict[str, str]:
+    """Return the parts that can be loaded: the rows, and beside them, never among them, what was kept apart.
+
+    `datasets` reads a directory with one reader: parts in another format than the rows' are left out.
+    """
+    suffix = next((file.name.rpartition(".")[2] for file in files if _is_data(file)), "parquet")
+    apart = [file.name for file in files if not _is_data(file) and file.name.endswith(f".{suffix}")]
+    return {"default": f"data-*.{suffix}"} | {name.partition(".")[0]: name for name in apart}
 
 
-def _config(name: str) -> str:
-    return "default" if name.startswith("data-") else name.split(".")[0]
+def _is_data(file: shards.File) -> bool:
+    return file.name.startswith("data-")
+
+
+def _rows(facts: Facts) -> int:
+    return sum(file.rows for file in facts.files if _is_data(file))
 
 
 def _opening(facts: Facts) -> str:
     revision = f" at revision {markdown.code(facts.revision)}" if facts.revision else ""
-    rows = sum(file.rows for file in facts.files if _config(file.name) == "default")
     return (
-        f"{rows:,} rows with outputs of the language model {markdown.code(facts.model)}{revision}, "
+        f"{_rows(facts):,} rows with outputs of the language model {markdown.code(facts.model)}{revision}, "
         "made by `longhaul generate`."
     )
 
 
 def _loading(facts: Facts) -> str:
-    names = [name for name in _configs(facts.files) if name != "default" and name.isidentifier()]
+    names = [name for name in _configs(facts.files) if name != "default"]
     lines = ["from datasets import load_dataset", "", 'rows = load_dataset("PATH", split="train")']
     lines += [
         f'{name} = load_dataset("PATH", "{name}", split="train")' for name in names if name.isidentifier()

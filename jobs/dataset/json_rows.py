@@ -12,6 +12,8 @@ import orjson
 import pyarrow as pa
 
 _ROWS = 500
+_LINE_ENDS = {mark.encode(): b"\\u%04x" % ord(mark) for mark in "\x85\u2028\u2029"}
+"""What Unicode takes for the end of a line, and some readers with it."""
 
 
 def lines(batch: pa.RecordBatch) -> Iterator[bytes]:
@@ -28,8 +30,11 @@ def rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 
 
 def encoded(row: dict[str, Any]) -> bytes:
-    """Return an object as a line of JSON, newline included."""
-    return orjson.dumps(row, default=_text, option=orjson.OPT_APPEND_NEWLINE)
+    """Return an object as a line of JSON, newline included, in which nothing else looks like a line's end."""
+    line = orjson.dumps(row, default=_text, option=orjson.OPT_APPEND_NEWLINE)
+    for mark, escaped in _LINE_ENDS.items():
+        line = line.replace(mark, escaped)
+    return line
 
 
 def schema(wanted: pa.Schema) -> pa.Schema:

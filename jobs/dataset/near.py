@@ -20,6 +20,8 @@ from jobs.dataset import shingles
 _PERMUTATIONS = 128
 _WEIGHTS = (0.05, 0.95)
 """A miss costs more than a candidate, since each candidate is compared."""
+_MOST = 0.95
+"""Above it there would be a single band."""
 _AT_ONCE = 256
 """Shingles sketched at a time: their numbers stay in the processor's cache."""
 _FROM_BAND = 64
@@ -76,7 +78,7 @@ class Near:
         if not 0 < threshold <= 1:
             raise BadThreshold(threshold=threshold)
         self._threshold = threshold
-        index = datasketch.MinHashLSH(threshold, _PERMUTATIONS, weights=_WEIGHTS)
+        index = datasketch.MinHashLSH(min(threshold, _MOST), _PERMUTATIONS, weights=_WEIGHTS)
         self._bands, self._width = index.b, index.r
         self._empty = datasketch.MinHash(_PERMUTATIONS, seed=1, hashfunc=int, scheme="affine32")
         self._scratch = scratch.Scratch(

@@ -54,7 +54,8 @@ def _dense(codes: Shingles) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 def _once(hashes: Shingles) -> Shingles:
     hashes.sort()
-    return hashes[np.append(True, hashes[1:] != hashes[:-1])]
+    once: Shingles = hashes[np.append(True, hashes[1:] != hashes[:-1])]
+    return once
 
 
 def _mixed(hashes: Shingles) -> Shingles:

@@ -1,4 +1,5 @@
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,13 @@ SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
 def batch(first: int, last: int, text: str = "row") -> pa.RecordBatch:
     ids = list(range(first, last))
     return pa.record_batch({"id": ids, "text": [f"{text} {number}" for number in ids]}, schema=SCHEMA)
+
+
+def random_rows(count: int) -> pa.RecordBatch:
+    """Return rows of 10 KB that do not compress to less than half of it."""
+    return pa.record_batch(
+        {"id": range(count), "text": [os.urandom(5_000).hex() for _ in range(count)]}, SCHEMA
+    )
 
 
 def write(directory: Path, *batches: pa.RecordBatch, **options: Any) -> list[Path]:
@@ -47,8 +55,7 @@ def test_rows_keep_their_order_and_shards_their_most_rows_however_the_batches_ar
 
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
 def test_a_shard_ends_soon_after_its_most_bytes(tmp_path: Path, format: str) -> None:
-    rows = pa.record_batch({"id": range(400), "text": [os.urandom(5_000).hex() for _ in range(400)]}, SCHEMA)
-    paths = write(tmp_path, rows, format=format, shard_bytes=1 << 19)
+    paths = write(tmp_path, random_rows(400), format=format, shard_bytes=1 << 19)
     sizes = [path.stat().st_size for path in paths]
     assert len(sizes) > 2
     assert max(sizes) < 2.5 * (1 << 19)
@@ -191,6 +198,19 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(writing.CannotWrite, match="file/out"):
         writing.Writer(tmp_path / "file" / "out", SCHEMA)
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+def test_a_disk_that_takes_no_more_is_told_and_the_old_shards_stay(tmp_path: Path, format: str) -> None:
+    old = write(tmp_path, batch(0, 3))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(writing.CannotWrite, match=r"too large.*-o"):
+            write(tmp_path, random_rows(100), format=format)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == old
 
 
 def test_rows_of_another_schema_are_refused(tmp_path: Path) -> None:
