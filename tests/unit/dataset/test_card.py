@@ -1,14 +1,20 @@
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from jobs import masking
 from jobs.dataset import card, markdown, shards
 
+WITHOUT_CONTROL = dict.fromkeys(map(ord, "\r\0\u2028\ufffd"))
 HOSTILE = "Say {{ text }}\n````\n---\nlicense: mit\n~~~\n</details> | `x`\r\n```python"
 
 
@@ -53,18 +59,13 @@ def front_matter(text: str) -> dict[str, Any]:
     return loaded
 
 
-def outside_fences(text: str) -> list[str]:
-    """Return the lines that are in no code block: one ends at as many backticks as it began with, or more."""
-    lines, fence = [], ""
-    for line in text.split("\n"):
-        ticks = re.match(r" {0,3}(`{3,}|~{3,})([^`]*)$", line)
-        if not fence:
-            lines.append(line)
-            fence = ticks[1] if ticks else ""
-        elif ticks and ticks[1].startswith(fence) and not ticks[2].strip():
-            fence = ""
-    assert not fence
-    return lines
+def parsed(text: str) -> list[Token]:
+    """Return the parts of what stands below the front matter."""
+    return MarkdownIt("commonmark").enable("table").parse(text.split("\n---\n", 1)[1])
+
+
+def headings(tokens: list[Token]) -> list[str]:
+    return [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
 
 
 def test_the_hub_finds_the_rows_apart_from_errors_and_no_licence() -> None:
@@ -111,23 +112,78 @@ def test_a_title_stays_a_title(title: str) -> None:
     assert sum(line.startswith("# ") for line in text.split("\n")) == 1 + title.count("\n# ")
 
 
-def test_no_text_of_the_users_gets_out_of_its_block() -> None:
-    recipe = {"prompt": HOSTILE, "system": HOSTILE, "messages": [{"role": "user", "content": HOSTILE}]}
-    text = card.card(facts(recipe=recipe, command=["longhaul", "generate", "--prompt", HOSTILE]))
-    lines = outside_fences(text)
-    assert not any("license" in line or "python" in line.replace("```python", "", 1) for line in lines[12:])
-    assert [line for line in lines if line.startswith("## ")] == [
-        *("## Load it", "## Make it again", "## Recipe", "## Files", "## Columns", "## Known limits")
-    ]
-    assert front_matter(text)["pretty_name"] == "Stories for children"
+MARKS = [
+    "`",
+    "```",
+    "````",
+    "~~~",
+    "\n",
+    "\n---\n",
+    "|",
+    "\\",
+    "<b>",
+    "<!--",
+    "# x",
+    "* ",
+    "\t",
+    "\r",
+    "    ",
+]
+TEXTS = st.lists(
+    st.sampled_from([*MARKS, "a", "{{ x }}", "[a](b)", "> ", "1. ", "\x00", "\u2028"]), max_size=10
+)
+ORDER = [
+    "Load it",
+    "Make it again",
+    "Recipe",
+    "Input",
+    "Counts",
+    "Figures",
+    "Files",
+    "Columns",
+    "Known limits",
+]
 
 
-def test_cells_stay_cells() -> None:
+@settings(max_examples=100, deadline=None)
+@example([HOSTILE] * 8)
+@given(st.lists(TEXTS.map("".join), min_size=8, max_size=8))
+def test_no_text_of_the_users_gets_out_of_its_place(texts: list[str]) -> None:
+    model, prompt, where, column, kind, path, figure, words = texts
     text = card.card(
-        facts(columns={"a|b": "struct<x: `|`>"}, recipe={"where": "a | b\n| c"}, versions={"x|y": "1"})
+        facts(
+            model=model,
+            command=["longhaul", "generate", words],
+            recipe={
+                "prompt": prompt,
+                "where": where.replace("\n", " "),
+                "messages": [{"role": "user", "content": words}],
+            },
+            columns={column: kind},
+            inputs=[{"path": path}],
+            figures={figure: 1},
+            counts={figure: 1},
+        )
     )
-    rows = [line for line in outside_fences(text) if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3, 5}
+    tokens = parsed(text)
+    assert headings(tokens)[1:] == ORDER
+    parts = [part for token in tokens for part in (token, *(token.children or ()))]
+    kinds = {part.type for part in parts}
+    assert not kinds & {
+        "html_block",
+        "html_inline",
+        "hr",
+        "blockquote_open",
+        "code_block",
+        "link_open",
+        "image",
+    }
+    fences = [token.content for token in tokens if token.type == "fence"]
+    assert len(fences) == 4
+    assert fences[2].translate(WITHOUT_CONTROL) == prompt.translate(WITHOUT_CONTROL) + "\n"
+    cells = [part.type for part in parts].count("td_open")
+    assert cells == 2 * 2 + 1 + 2 + 2 + 3 * 4 + 2
+    assert front_matter(text)["pretty_name"] == "Stories for children"
 
 
 def test_the_command_can_be_pasted() -> None:

@@ -179,9 +179,14 @@ def test_a_crash_at_any_step_leaves_old_or_new_shards_or_what_the_next_run_repai
     assert len(repaired) - first > 10
 
 
+ON_THE_WAY = 12
+"""Steps after which the new shards are finished and not yet in the place of the old ones."""
+
+
 def test_a_repair_that_is_killed_as_well_is_repaired(tmp_path: Path) -> None:
     for steps in range(100):
-        killed(tmp_path / str(steps), 12)  # on the way from old to new
+        killed(tmp_path / str(steps), ON_THE_WAY)
+        assert names(tmp_path / str(steps))[0] == ".data.ready"
         with pytest.MonkeyPatch.context() as patch:
             DiesAfter(steps, patch)
             try:
