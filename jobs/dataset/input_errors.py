@@ -54,10 +54,6 @@ class WhereRefused(InputError):
     """--where {where!r}: {reason}."""
 
 
-class SortRefused(InputError):
-    """The rows cannot be sorted by {columns}: {reason}."""
-
-
 def missing_column(name: str, known: Collection[str]) -> ColumnMissing:
     """Return the error for a column that is not there, with names that look like it."""
     close = difflib.get_close_matches(name, known, 2)
