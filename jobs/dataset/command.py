@@ -230,7 +230,7 @@ def _pipeline(given: dict[str, Any]) -> "steps.Pipeline":
         made.append({"filter": {"column": given["on"]} | asked})
     if given["judge"]:
         judge = {"prompt": given["judge"], "best": given["samples"] > 1, "least": given["judge_least"]}
-        made.append({"judge": judge | {"temperature": 0, "seed": given["seed"]}})
+        made.append({"judge": judge | {"seed": given["seed"]}})
     elif given["judge_least"] is not None:
         raise click.UsageError("--judge-least needs --judge.")
     if given["dedupe"]:

@@ -337,7 +337,7 @@ class Making:
 def counted(rows: source.Source) -> int:
     """Return how many rows there are, reading them if need be."""
     known = rows.count() if rows.takes_all else None
-    return sum(each.batch.num_rows for each in rows.narrowed([]).rows()) if known is None else known
+    return sum(len(each.numbers) for each in rows.narrowed([]).rows()) if known is None else known
 
 
 def _ignore(fault: source.Fault) -> None:

@@ -51,6 +51,8 @@ class Shape:
         self._shown = [name for name in self._given if not name.startswith(HIDDEN)]
         self.takes_messages = bool(messages or conversation)
         self._properties = _properties(form)
+        # A pipeline's steps have names; the columns of the one step that has none need no telling apart.
+        prefix = "" if step == "generate" else f"{step}_"
         own: list[tuple[str, pa.DataType, Callable[[_Record], Any]]] = []
         if not self._properties:
             own.append((output, pa.string(), lambda record: record.output.text))
@@ -65,9 +67,9 @@ class Shape:
         if conversation:
             own.append((conversation, MESSAGES, _conversation))
         if measured:
-            own += _MEASURED
+            own += [(prefix + name, kind, value) for name, kind, value in _MEASURED]
         if samples > 1:
-            own.append(("sample", pa.int32(), lambda record: record.answer.sample))
+            own.append((prefix + "sample", pa.int32(), lambda record: record.answer.sample))
         self._own = [(self._free(name), kind, value) for name, kind, value in own]
         kept = [given.field(name) for name in self._given]
         self.schema = pa.schema([*kept, *((name, kind) for name, kind, _ in self._own)])

@@ -46,7 +46,8 @@ class Prompted(Step):
         own = {name: value for name, value in given.items() if name in recipe.Parameters.model_fields}
         rest = {name: value for name, value in given.items() if name not in own}
         if own:
-            rest["parameters"] = {**dict(given.get("parameters") or {}), **own}
+            usual = cls.model_fields["parameters"].default.said()
+            rest["parameters"] = {**usual, **dict(given.get("parameters") or {}), **own}
         return rest
 
     @model_validator(mode="after")
@@ -85,6 +86,8 @@ class Judge(Prompted):
     kind: Literal["judge"] = "judge"
     name: str = Field("judge", pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,40}$")
     output_schema: Any = Field(JUDGE_SCHEMA, alias="schema")
+    # A judgement is short: memory for a whole context would push out what other steps can use again.
+    parameters: recipe.Parameters = recipe.Parameters(max_tokens=256, temperature=0)
     score: str = "score"
     best: bool = False
     least: float | None = None
