@@ -11,7 +11,8 @@ import orjson
 from jobs import errors
 
 if TYPE_CHECKING:
-    from jobs.dataset import calling, making as makings, steps
+    from jobs.dataset import calling, steps
+    from jobs.dataset import making as makings
 
 FORMATS = ("parquet", "jsonl", "messages", "sharegpt")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -281,7 +282,7 @@ def _tell_before(making: "makings.Making", asked: "calling.Asked") -> None:
 
     making.look()
     if making.survey is not None:
-        samples = making.models[0].samples
+        samples = making.prepared.models[0].samples
         click.echo("\n".join(making.survey.lines(makings.counted(making.source), samples)), err=True)
 
 

@@ -144,13 +144,17 @@ class Generation:
         asked = list(self._keyed(rendered))
         self._state.fault(faults)
         self._state.want((row, sample, key) for row, sample, _, key in asked)
-        self._report.asked(len(numbers), len(faults))
-        known = self._known({key for *_, key in asked})
+        self._report.asked(len(numbers), len(faults), self.samples)
+        keys = {key for *_, key in asked}
+        known = self._state.find(keys)
+        cached = self._from_cache(keys - known.keys())
         for _, _, messages, key in asked:
-            output = known.get(key)
+            output = known.get(key) or cached.get(key)
             if output is not None and self._is_final(output):
-                self._report.resumed(1)
-            elif not self._is_asked(key):
+                self._report.cached(1) if key in cached else self._report.resumed(1)
+            elif self._is_asked(key):
+                self._report.shared(1)
+            else:
                 attempt = 0 if output is None or output.failed else output.attempt + 1
                 self._add(self.recipe.request(messages, key, attempt), key)
 
@@ -166,14 +170,13 @@ class Generation:
                 drawn = 0 if self.recipe.parameters.greedy else sample
                 yield row, sample, messages, self.recipe.key(messages, drawn, times)
 
-    def _known(self, keys: set[bytes]) -> dict[bytes, state.Output]:
-        known = self._state.find(keys)
-        if self._cache is not None:
-            cached = self._cache.find(keys - known.keys())
-            self._state.keep(cached.items())
-            self._report.cached(len(cached))
-            known |= cached
-        return known
+    def _from_cache(self, keys: set[bytes]) -> dict[bytes, state.Output]:
+        """Return what other runs have kept, and keep it here, too."""
+        if self._cache is None:
+            return {}
+        cached = self._cache.find(keys)
+        self._state.keep(cached.items())
+        return cached
 
     def _is_final(self, output: state.Output) -> bool:
         return not output.failed and (output.valid or output.attempt >= self._limits.retries)

@@ -10,6 +10,7 @@ import orjson
 from jobs import progress
 from jobs.dataset import calling, card, making, report, steps
 
+_SERVED = {"resumed": "of an earlier run", "from_cache": "from the cache", "shared": "equal to others"}
 _LIBRARIES = ("longhaul", "torch", "transformers", "pyarrow", "jinja2")
 
 
@@ -77,6 +78,7 @@ def _step(told: report.Report) -> dict[str, Any]:
         "rows": counts.rows,
         "rows_unfit": counts.unfit,
         "requests": done.done,
+        "shared": counts.shared,
         "resumed": counts.resumed,
         "from_cache": counts.cached,
         "failed": done.failed,
@@ -116,7 +118,7 @@ def _facts(made: making.Making, asked: calling.Asked, summary: dict[str, Any]) -
             "generated": sum(one.completion_tokens for one in total),
         },
         files=made.made.files,
-        columns={field.name: str(field.type) for field in made.schema},
+        columns={field.name: str(field.type) for field in made.prepared.schema},
     )
 
 

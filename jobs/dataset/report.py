@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import click
 from rich import console, live, text
@@ -50,6 +50,7 @@ class Counts:
 
     rows: int = 0
     unfit: int = 0
+    shared: int = 0
     resumed: int = 0
     cached: int = 0
     invalid: int = 0
@@ -68,10 +69,10 @@ class View(Protocol):
 
 
 class Report:
-    """Counts a generation, and tells a view of it. `expected` are its requests, None if nobody knows."""
+    """Counts a generation, and tells a view of it. `expected` are its requests so far, resumed ones included."""
 
     def __init__(
-        self, view: View, title: str, expected: int | None = None, clock: Callable[[], float] = time.monotonic
+        self, view: View, title: str, expected: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.counts, self.expected, self.title = Counts(), expected, title
         self.latencies = Quantiles()
@@ -79,9 +80,15 @@ class Report:
         self._pace = progress.Pace()
         self._estimated = False
 
-    def asked(self, rows: int, unfit: int) -> None:
+    def asked(self, rows: int, unfit: int, samples: int) -> None:
+        """Count rows that were looked at, and those of them that have no prompt."""
         self.counts.rows += rows
         self.counts.unfit += unfit
+        self.expected -= unfit * samples
+
+    def shared(self, requests: int) -> None:
+        """Count requests that another one's output serves."""
+        self.counts.shared += requests
 
     def resumed(self, requests: int) -> None:
         self.counts.resumed += requests
@@ -120,17 +127,19 @@ class Report:
                     f"At the pace of the first {done.done}, the other {left:,} take {progress.span(seconds)}."
                 )
 
-    def left(self) -> int | None:
+    def left(self) -> int:
         """Return how many requests are left."""
-        if self.expected is None:
-            return None
-        return max(0, self.expected - self.counts.resumed - self.counts.unfit - self.counts.done.done)
+        return max(0, self.expected - self._served - self.counts.done.done)
+
+    @property
+    def _served(self) -> int:
+        """How many requests have an output without being computed in this run."""
+        return self.counts.resumed + self.counts.cached + self.counts.shared
 
     def line(self) -> str:
         """Return how far the generation is, in one line."""
         counts, done = self.counts, self.counts.done
-        total = "" if self.expected is None else f"/{self.expected:,}"
-        parts = [f"{self.title}  {counts.resumed + counts.cached + done.done:,}{total}"]
+        parts = [f"{self.title}  {self._served + done.done:,}/{self.expected:,}"]
         if rate := self._pace.requests_per_second:
             parts.append(f"{rate:,.1f}/s")
         if rate := self._pace.tokens_per_second:
@@ -145,27 +154,6 @@ class Report:
         if left and (seconds := self._pace.eta_seconds(left)) is not None:
             parts.append(f"{progress.span(seconds)} left")
         return "  ".join(parts)
-
-    def figures(self, workers: int = 1, cost_per_hour: float | None = None) -> dict[str, Any]:
-        """Return what the run has done, for its end: tokens, rate, latencies (seconds), worker-hours, cost."""
-        counts, done = self.counts, self.counts.done
-        hours = counts.seconds * workers / 3600
-        return {
-            "requests": done.done,
-            "requests_resumed": counts.resumed,
-            "requests_from_cache": counts.cached,
-            "requests_failed": done.failed,
-            "outputs_invalid": counts.invalid,
-            "prompt_tokens": done.prompt_tokens,
-            "cached_tokens": done.cached_tokens,
-            "completion_tokens": done.completion_tokens,
-            "seconds": round(counts.seconds, 3),
-            "output_tokens_per_second": round(done.completion_tokens / counts.seconds, 1)
-            if counts.seconds
-            else None,
-            "worker_hours": round(hours, 4),
-            "cost": None if cost_per_hour is None else round(hours * cost_per_hour, 4),
-        }
 
 
 class LiveLine:

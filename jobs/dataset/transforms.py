@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -62,7 +62,7 @@ class Where:
         for each in self._where.kept(counted(), self._place, self._on_fault):
             left += each.batch.num_rows
             yield each
-        self.dropped = seen - left
+        self.dropped += seen - left
 
 
 @dataclass
@@ -85,24 +85,37 @@ class Texts:
 
 @dataclass
 class Distinct:
-    """Keeps the first of rows whose texts in a column are the same, or with `threshold` nearly the same."""
+    """Keeps the first of rows whose texts in a column are the same, or with `threshold` nearly the same.
+
+    While it is entered it knows all streams that it has seen.
+    """
 
     column: str
     threshold: float | None
     directory: Path
     dropped: int = 0
+    _seen: near.Exact | near.Near | None = field(default=None, repr=False)
+
+    def __enter__(self) -> Self:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        least = self.threshold
+        self._seen = near.Exact(self.directory) if least is None else near.Near(self.directory, least)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._seen is not None:
+            self._seen.close()
+            self._seen = None
 
     def columns(self, given: pa.Schema) -> pa.Schema:
         check_text(given, self.column, "dedupe")
         return given
 
     def apply(self, stream: Stream) -> Stream:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        least = self.threshold
-        with near.Exact(self.directory) if least is None else near.Near(self.directory, least) as seen:
-            for each in stream:
-                texts = each.batch[self.column].to_pylist()
-                yield from _kept(self, each, [text is None or seen.is_new(text) for text in texts])
+        assert self._seen is not None
+        for each in stream:
+            texts = each.batch[self.column].to_pylist()
+            yield from _kept(self, each, [text is None or self._seen.is_new(text) for text in texts])
 
 
 @dataclass

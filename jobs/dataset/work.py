@@ -10,8 +10,8 @@ from typing import IO, Any, Protocol
 import orjson
 
 from jobs import errors
-from jobs.dataset import recipe, state
 from jobs.client import Batch
+from jobs.dataset import recipe, state
 from jobs.tokens import Tokenizer
 
 REQUESTS, OUTPUT, ERRORS, METRICS = "requests.jsonl", "output.jsonl", "errors.jsonl", "metrics.jsonl"

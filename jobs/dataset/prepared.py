@@ -1,0 +1,148 @@
+"""The steps of a pipeline, checked against the columns of the input and made ready to run."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from jobs.dataset import (
+    formats,
+    input_errors,
+    prompt,
+    quality,
+    recipe,
+    rows,
+    shape,
+    steps,
+    transforms,
+    validation,
+    work,
+)  # fmt: skip
+
+CHATS = ("messages", "sharegpt")
+"""Formats that hold the conversation of the last step that generates."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A step that takes a model. `conversation` and `messages` name hidden or extra columns that others need."""
+
+    step: steps.Generate | steps.Judge
+    recipe: recipe.Recipe
+    form: validation.Form | None
+    directory: Path
+    conversation: str | None
+    messages: str | None
+
+    @property
+    def samples(self) -> int:
+        return self.step.samples if isinstance(self.step, steps.Generate) else 1
+
+    def shape(self, given: pa.Schema) -> shape.Shape:
+        """Return what it adds to rows with these columns."""
+        step = self.step
+        return shape.Shape(
+            given,
+            form=self.form,
+            samples=self.samples,
+            keep_invalid=isinstance(step, steps.Generate) and step.keep_invalid,
+            output=step.output if isinstance(step, steps.Generate) else "judgement",
+            measured=isinstance(step, steps.Generate),
+            messages=self.messages,
+            conversation=self.conversation,
+            step=step.name,
+        )
+
+    def best(self) -> transforms.Best | None:
+        """Return what chooses among its rows, if it is a judge that does."""
+        if not isinstance(self.step, steps.Judge) or not self.step.chooses:
+            return None
+        return transforms.Best(self.step.score, self.step.best, self.step.least)
+
+
+AnyStep = Model | transforms.Transform
+
+
+class Prepared:
+    """The steps in their order, and `schema`, the columns of the dataset they make.
+
+    `columns` of the input are kept, None: all. Steps have their files below `directory`. Raises what a step raises
+    that does not fit the rows: everything that can be wrong is found before the first token is computed.
+    """
+
+    def __init__(
+        self,
+        pipeline: steps.Pipeline,
+        backend: work.Backend,
+        directory: Path,
+        given: pa.Schema,
+        format: str,
+        columns: Sequence[str] | None,
+        place: Callable[[int], str],
+        on_fault: rows.OnFault,
+    ) -> None:
+        self._pipeline, self._backend, self._directory = pipeline, backend, directory
+        self._format, self._place, self._on_fault = format, place, on_fault
+        self.steps = [self._step(number, step) for number, step in enumerate(pipeline.steps)]
+        self.models = [step for step in self.steps if isinstance(step, Model)]
+        self.continues = any(isinstance(step, steps.Generate) and step.continues for step in pipeline.steps)
+        for name in columns or ():
+            if name not in given.names:
+                raise input_errors.missing_column(name, given.names)
+        self.schema = self._columns(given, set() if columns is None else set(given.names) - set(columns))
+        formats.check(self.schema, format)
+
+    def _step(self, number: int, step: steps.AnyStep) -> AnyStep:
+        if isinstance(step, steps.Generate | steps.Judge):
+            return self._model(number, step)
+        if isinstance(step, steps.Expand):
+            return transforms.Expand(step.column, step.to or step.column)
+        if isinstance(step, steps.Dedupe):
+            return transforms.Distinct(step.column, step.near, self._directory / f"{number:02d}-dedupe")
+        if step.where is not None:
+            return transforms.Where(step.where, self._place, self._on_fault)
+        return transforms.Texts(step.column, quality.Filters(**step.of_text))
+
+    def _model(self, number: int, step: steps.Generate | steps.Judge) -> Model:
+        form = validation.form(step.output_schema)
+        raw, continues = (step.raw, step.continues) if isinstance(step, steps.Generate) else (False, None)
+        made_by = recipe.Recipe(
+            model=self._backend.model,
+            fingerprint=self._backend.fingerprint,
+            endpoint=recipe.COMPLETION if raw else recipe.CHAT,
+            messages=step.all_messages,
+            continues=_talk(continues) if continues else None,
+            parameters=step.parameters,
+            output_schema=form.schema if form else None,
+            seed=step.seed,
+        )
+        place = self._directory / f"{number:02d}-{step.name}"
+        talk = _talk(step.name) if self._is_continued(step.name) else None
+        return Model(step, made_by, form, place, talk, self._messages(step))
+
+    def _is_continued(self, name: str) -> bool:
+        return any(
+            isinstance(step, steps.Generate) and step.continues == name for step in self._pipeline.steps
+        )
+
+    def _messages(self, step: steps.Generate | steps.Judge) -> str | None:
+        generating = [other for other in self._pipeline.steps if isinstance(other, steps.Generate)]
+        return "messages" if self._format in CHATS and generating and step is generating[-1] else None
+
+    def _columns(self, given: pa.Schema, dropped: set[str]) -> pa.Schema:
+        for step in self.steps:
+            if isinstance(step, Model):
+                prompt.Prompt(step.recipe.messages, step.recipe.continues).columns(given.names)
+                given = step.shape(given).schema
+                if (best := step.best()) is not None:
+                    best.columns(given)
+            else:
+                given = step.columns(given)
+        kept = [name for name in given.names if not name.startswith(shape.HIDDEN) and name not in dropped]
+        return pa.schema([given.field(name) for name in kept])
+
+
+def _talk(step: str) -> str:
+    """Return the hidden column with the conversation of a step."""
+    return f"{shape.HIDDEN}conversation_of_{step}"
