@@ -186,14 +186,18 @@ class Making:
 
     def _slices(self) -> Iterator[source.Source]:
         """Yield the input a thousand rows at a time."""
-        held: list[source.Rows] = []
+        held: list[pa.RecordBatch] = []
         for each in self._rows.rows(self._unreadable):
-            held.append(each)
-            if sum(len(one.numbers) for one in held) >= _SLICE_ROWS:
-                yield _sliced(held)
-                held = []
+            batch = _numbered(each)
+            while batch.num_rows:
+                room = _SLICE_ROWS - sum(one.num_rows for one in held)
+                held.append(batch.slice(0, room))
+                batch = batch.slice(room)
+                if sum(one.num_rows for one in held) == _SLICE_ROWS:
+                    yield source.open_source(pa.Table.from_batches(held))
+                    held = []
         if held:
-            yield _sliced(held)
+            yield source.open_source(pa.Table.from_batches(held))
 
     def _through(self, stream: transforms.Stream, rows: source.Source | None) -> transforms.Stream:
         """Take rows through all steps. `rows` is the input, if that is what the stream is of."""
@@ -285,10 +289,6 @@ def counted(rows: source.Source) -> int:
     """Return how many rows there are, reading them if need be."""
     known = rows.count() if rows.takes_all else None
     return sum(len(each.numbers) for each in rows.narrowed([]).rows()) if known is None else known
-
-
-def _sliced(held: Sequence[source.Rows]) -> source.Source:
-    return source.open_source(pa.Table.from_batches([_numbered(each) for each in held]))
 
 
 def _numbered(each: source.Rows) -> pa.RecordBatch:
