@@ -74,9 +74,12 @@ class Generation:
         if self._cache is not None:
             self._cache.close()
 
-    def run(self, rows: source.Source) -> None:
-        """Compute what is missing. May be broken off at any moment, and goes on the next time."""
-        self._state.begin()
+    def run(self, rows: source.Source, is_first: bool = True) -> None:
+        """Compute what is missing. May be broken off at any moment, and goes on the next time.
+
+        `is_first`: no other rows of the same dataset came before these.
+        """
+        self._state.begin(is_first)
         try:
             self._take_up()
             needed = self.prompt.columns(rows.schema.names)

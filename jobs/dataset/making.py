@@ -37,8 +37,8 @@ from jobs.dataset import (
 HIDDEN_DIRECTORY = ".longhaul"
 _RECIPE = "recipe.json"
 _SLICE_ROWS = 1000
-"""Rows that go through all steps before the next ones, where a step continues a conversation: so few that the keys
-and values of the first turns are still there for the next."""
+"""Rows that go through all steps before the next ones, where a step continues a conversation: so few that the
+keys and values of the first turns are still there for the next."""
 
 
 class Busy(errors.Conflict):
@@ -155,7 +155,7 @@ class Making:
         return self.made
 
     def preview(self, rows: int) -> Iterator[dict[str, Any]]:
-        """Run the steps over the first rows and yield what they give; nothing is written but outputs by key."""
+        """Run the steps over the first rows and yield what they give; only outputs by key are kept."""
         self._rows = self.source.narrowed(self.source.schema.names, limit=rows)
         with self._aside():
             for each in self._records():
@@ -216,6 +216,7 @@ class Making:
         rows = given or self._stored(model, stream)
         if rows is None:
             return
+        is_first = model.step.name not in self.made.steps
         reported = self._reported(model.step.name, counted(rows) * model.samples)
         limits = generation.Limits(self._options.job_requests, self._options.job_bytes, model.step.retries)
         made = generation.Generation(
@@ -223,7 +224,7 @@ class Making:
             samples=model.samples, form=model.form, limits=limits, cache=self._options.cache,
         )  # fmt: skip
         with contextlib.closing(made):
-            made.run(self._reordered(rows) if given else rows)
+            made.run(self._reordered(rows) if given else rows, is_first)
             answered = made.answered(rows, self._unreadable if given else _ignore)
             told = self._told(answered, made, model.shape(rows.schema))
             best = model.best()

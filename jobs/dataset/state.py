@@ -120,11 +120,15 @@ class Outputs:
 class State(Outputs):
     """The outputs of a directory, and what its rows want of them in this pass."""
 
-    def begin(self) -> None:
-        """Forget what the rows of an earlier pass wanted, and what failed: that is tried again."""
+    def begin(self, is_first: bool = True) -> None:
+        """Forget what the rows of an earlier pass wanted, and what failed: that is tried again.
+
+        Unless it is the dataset's first pass, prompts that were seen stay so.
+        """
         self._db.execute("DELETE FROM outputs WHERE failed")
         self._db.execute("DELETE FROM wanted")
-        self._db.execute("DELETE FROM seen")
+        if is_first:
+            self._db.execute("DELETE FROM seen")
 
     def want(self, rows: Iterable[tuple[int, int, bytes]]) -> None:
         """Note the key of each (row, sample)."""
