@@ -29,7 +29,7 @@ class CutShort(Exception):
 
 def stream(file: places.File) -> Any:
     """Open a file for reading from its start, decompressed."""
-    raw = file.filesystem.open_input_stream(file.path)
+    raw = file.filesystem.open_input_stream(file.path, compression=None)
     if file.codec == "xz":
         return lzma.LZMAFile(raw)
     return raw if file.codec is None else pa.CompressedInputStream(raw, file.codec)
