@@ -122,3 +122,32 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     with pytest.raises(input_errors.ColumnTwice, match="'a'"):
         source.open_source(parquet_file(tmp_path / "a.parquet", table))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["b", "a", None], pa.string_view()),
+        pa.array([["b"], ["a"], None], pa.list_(pa.string_view())),
+        pa.array([{"v": "b"}, {"v": "a"}, None], pa.struct([("v", pa.string_view())])),
+        pa.array(["b", "a", None]).dictionary_encode(),
+        pa.RunEndEncodedArray.from_arrays(pa.array([1, 2, 3], pa.int32()), pa.array(["b", "a", None])),
+        pa.array(["b", "a", None], pa.large_string()),
+        pa.array([2**64 - 1, 0, None], pa.uint64()),
+        pa.array([1.5, 0.5, None], pa.float16()),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_rows_with_unusual_types_can_be_filtered_and_sorted(column: pa.Array) -> None:
+    table = pa.table({"v": column, "id": [1, 2, 3]})
+    assert read(table, sort_by=["v"], where="id > 0") == (
+        [1, 0, 2],
+        [{"v": column.to_pylist()[at], "id": at + 1} for at in (1, 0, 2)],
+        [],
+    )
+
+
+def test_a_file_without_any_of_the_columns_still_has_its_rows(tmp_path: Path) -> None:
+    parquet_file(tmp_path / "1.parquet", pa.table({"a": [1, 2]}))
+    parquet_file(tmp_path / "2.parquet", pa.table({"b": ["x"]}))
+    assert read(tmp_path, columns=["b"]) == ([0, 1, 2], [{"b": None}, {"b": None}, {"b": "x"}], [])
