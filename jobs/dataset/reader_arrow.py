@@ -134,7 +134,7 @@ def _plain(schema: pa.Schema, shown: str) -> pa.Schema:
 
 
 def _decoded(type: pa.DataType) -> pa.DataType:
-    """Return the type with plain values in place of dictionaries, runs and views, for which much is missing."""
+    """Return the type with plain values in place of dictionaries, runs and views, which few can use."""
     if pa.types.is_dictionary(type) or pa.types.is_run_end_encoded(type):
         return _decoded(type.value_type)
     if type in _VIEWS:
@@ -151,10 +151,11 @@ def _decoded(type: pa.DataType) -> pa.DataType:
 def _numbered(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, start: int
 ) -> Generator[rows.Rows, None, int]:
-    for large in batches:
+    for each in batches:
+        large = _shaped(each, schema)
         size = rows.fitting(large)
         for offset in range(0, large.num_rows, size):
-            batch = _shaped(large.slice(offset, size), schema)
+            batch = large.slice(offset, size)
             yield rows.Rows(rows.numbers(range(start, start + batch.num_rows)), batch)
             start += batch.num_rows
     return start
