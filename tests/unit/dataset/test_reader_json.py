@@ -107,18 +107,26 @@ def test_nan_and_infinity_are_numbers_as_python_wrote_them(tmp_path: Path) -> No
     assert [fault.row for fault in faults] == [0]
 
 
-def test_a_file_that_breaks_off_gives_its_rows_and_one_fault(tmp_path: Path) -> None:
-    data = gzip.compress(
-        lines(*({"id": at, "text": f"{at * 7919 % 65537}"} for at in range(60_000))).encode()
-    )
-    path = written(tmp_path / "a.jsonl.gz", data[: len(data) * 3 // 4])
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_file_that_breaks_off_gives_its_rows_and_one_fault(tmp_path: Path, suffix: str) -> None:
+    records = ({"id": at, "n": at * at * 7919 % 1000003} for at in range(30_000))
+    data = COMPRESS[suffix](lines(*records).encode())
+    path = written(tmp_path / f"a.jsonl{suffix}", data[: len(data) * 3 // 4])
     numbers, rows, faults = read(path)
     assert numbers == [row["id"] for row in rows] == list(range(len(rows)))
-    assert len(rows) > 10_000
+    assert len(rows) > 5000
     (fault,) = faults
     assert fault.row == len(rows)
     assert fault.where == f"{path} line {len(rows) + 1}"
     assert "breaks off" in fault.message
+
+
+def test_a_file_that_is_gone_ends_the_run(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", lines({"a": 1}))
+    opened = source.open_source(path)
+    path.unlink()
+    with pytest.raises(input_errors.InputUnreadable, match=r"a\.jsonl"):
+        list(opened.rows())
 
 
 def test_a_line_that_is_too_long_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
