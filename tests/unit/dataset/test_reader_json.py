@@ -109,7 +109,7 @@ def test_nan_and_infinity_are_numbers_as_python_wrote_them(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_a_file_that_breaks_off_gives_its_rows_and_one_fault(tmp_path: Path, suffix: str) -> None:
-    records = ({"id": at, "n": at * at * 7919 % 1000003} for at in range(30_000))
+    records = ({"id": at, "n": at * at * 7919 % 1000003} for at in range(60_000))
     data = COMPRESS[suffix](lines(*records).encode())
     path = written(tmp_path / f"a.jsonl{suffix}", data[: len(data) * 3 // 4])
     numbers, rows, faults = read(path)
