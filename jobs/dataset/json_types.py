@@ -1,6 +1,6 @@
 """Arrow types of JSON values: one type for all values of a column, or text where there is none."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -21,7 +21,8 @@ def of(values: Sequence[Any]) -> pa.DataType:
             if all(map(_number, values)) and any(isinstance(it, float) for it in values)
             else TEXT
         )
-    return found if _bounded(found) else TEXT
+    mixed = _has(pa.types.is_floating, found) and any(_true_for_number(value, found) for value in values)
+    return found if _bounded(found) and not mixed else TEXT
 
 
 def merged(one: pa.DataType, other: pa.DataType) -> pa.DataType:
@@ -32,7 +33,7 @@ def merged(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 def storable(type: pa.DataType) -> pa.DataType:
     """Return the type, or text for one that has a struct without fields: Parquet cannot hold that."""
-    return TEXT if _has_empty(type) else type
+    return TEXT if _has(_is_empty, type) else type
 
 
 def array(values: Sequence[Any], type: pa.DataType) -> pa.Array:
@@ -51,6 +52,17 @@ def _number(value: Any) -> bool:
     return value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
+def _true_for_number(value: Any, type: pa.DataType) -> bool:
+    """Return whether true or false stands where Arrow found a float64: it takes true for 1.0."""
+    if pa.types.is_floating(type):
+        return isinstance(value, bool)
+    if isinstance(value, list) and pa.types.is_list(type):
+        return any(_true_for_number(item, type.value_type) for item in value)
+    if isinstance(value, dict) and pa.types.is_struct(type):
+        return any(_true_for_number(value.get(field.name), field.type) for field in type)
+    return False
+
+
 def _fitted(value: Any, type: pa.DataType) -> Any:
     if isinstance(value, list) and pa.types.is_list(type):
         return [_fitted(item, type.value_type) for item in value]
@@ -67,10 +79,16 @@ def _bounded(type: pa.DataType, depth: int = 0) -> bool:
     return not pa.types.is_list(type) or _bounded(type.value_type, depth + 1)
 
 
-def _has_empty(type: pa.DataType) -> bool:
-    if pa.types.is_struct(type):
-        return type.num_fields == 0 or any(_has_empty(field.type) for field in type)
-    return pa.types.is_list(type) and _has_empty(type.value_type)
+def _has(wanted: Callable[[pa.DataType], bool], type: pa.DataType) -> bool:
+    """Return whether a type is one of some kind, or a type within it is."""
+    inner = [field.type for field in type] if pa.types.is_struct(type) else []
+    if pa.types.is_list(type):
+        inner = [type.value_type]
+    return wanted(type) or any(_has(wanted, each) for each in inner)
+
+
+def _is_empty(type: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(type) and type.num_fields == 0)
 
 
 def _text(value: Any) -> str | None:

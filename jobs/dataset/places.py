@@ -116,11 +116,13 @@ def _hidden(relative: str) -> bool:
 
 
 def _matching(filesystem: Any, pattern: str, scheme: str) -> list[File]:
+    if _MAGIC.search(pattern.split("/")[0]):
+        pattern = f"./{pattern}"
     parts = pattern.split("/")
     first = next(index for index, part in enumerate(parts) if _MAGIC.search(part))
     base = "/".join(parts[:first])
     wanted = re.compile("".join(_segments(parts)) + r"(/.*)?")
-    found = _below(filesystem, base or ("/" if pattern.startswith("/") else "."), base, scheme)
+    found = _below(filesystem, base or "/", base, scheme)
     return [file for file in found if wanted.fullmatch(file.path)]
 
 

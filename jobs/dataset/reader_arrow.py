@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import ipc, parquet
 
 from jobs.dataset import input_errors, places, rows, text_lines
 
 _BUFFER_BYTES = 1 << 20
+_VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
 class Table:
@@ -23,7 +25,8 @@ class Table:
         self.schema = _plain(table.schema, self.shown)
 
     def read(self, schema: pa.Schema, start: int, on_fault: rows.OnFault) -> Generator[rows.Rows, None, int]:
-        return (yield from _numbered(self._table.to_batches(rows.BATCH_ROWS), schema, start))
+        with _reading(self.shown):
+            return (yield from _numbered(self._table.to_batches(rows.BATCH_ROWS), schema, start))
 
     def place(self, position: int) -> str:
         return f"row {position}"
@@ -131,15 +134,28 @@ def _plain(schema: pa.Schema, shown: str) -> pa.Schema:
 
 
 def _decoded(type: pa.DataType) -> pa.DataType:
-    return type.value_type if pa.types.is_dictionary(type) else type
+    """Return the type with plain values in place of dictionaries, runs and views, which few can use."""
+    if pa.types.is_dictionary(type) or pa.types.is_run_end_encoded(type):
+        return _decoded(type.value_type)
+    if type in _VIEWS:
+        return _VIEWS[type]
+    if pa.types.is_list(type):
+        return pa.list_(_decoded(type.value_type))
+    if pa.types.is_large_list(type):
+        return pa.large_list(_decoded(type.value_type))
+    if pa.types.is_struct(type):
+        return pa.struct([(field.name, _decoded(field.type)) for field in type])
+    return type
 
 
 def _numbered(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, start: int
 ) -> Generator[rows.Rows, None, int]:
-    for large in batches:
-        for offset in range(0, large.num_rows, rows.BATCH_ROWS):
-            batch = _shaped(large.slice(offset, rows.BATCH_ROWS), schema)
+    for each in batches:
+        large = _shaped(each, schema)
+        size = rows.fitting(large)
+        for offset in range(0, large.num_rows, size):
+            batch = large.slice(offset, size)
             yield rows.Rows(rows.numbers(range(start, start + batch.num_rows)), batch)
             start += batch.num_rows
     return start
@@ -153,5 +169,7 @@ def _shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             columns.append(pa.nulls(batch.num_rows, field.type))
             continue
         column = batch.column(field.name)
+        if pa.types.is_run_end_encoded(column.type):
+            column = pc.run_end_decode(column)
         columns.append(column if column.type == field.type else column.cast(field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)

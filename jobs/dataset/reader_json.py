@@ -10,6 +10,7 @@ import pyarrow as pa
 from jobs.dataset import input_errors, json_types, places, rows, text_lines
 
 _MOST_KEYS = 10_000
+_DEEPEST = 200
 _MOST_BYTES_OF_A_LINE_SHOWN = 60
 
 
@@ -113,7 +114,16 @@ def _parsed(line: bytes | None) -> tuple[dict[str, Any], str | None]:
             return {}, f"not JSON: {error}"
     if not isinstance(value, dict):
         return {}, f"not a JSON object: {_start(line)}"
+    if line.count(b"[") + line.count(b"{") > _DEEPEST and _deeper(value, _DEEPEST):
+        return {}, f"a value is nested more than {_DEEPEST} deep"
     return value, None
+
+
+def _deeper(value: Any, limit: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return limit == 0 or any(_deeper(item, limit - 1) for item in items)
 
 
 def _lenient(line: bytes) -> Any:

@@ -50,5 +50,11 @@ def numbers(values: Sequence[int]) -> pa.Int64Array:
     return pa.array(values, pa.int64())
 
 
+def fitting(batch: pa.RecordBatch, held: int = BATCH_BYTES) -> int:
+    """Return how many rows of a batch have about so many bytes: one at least, BATCH_ROWS at most."""
+    rows: int = held * batch.num_rows // max(1, batch.nbytes)
+    return max(1, min(BATCH_ROWS, rows))
+
+
 def ignore(fault: Fault) -> None:
     """Do nothing about a record that cannot be read."""

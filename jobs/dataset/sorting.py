@@ -104,7 +104,7 @@ def _written(run: Iterator[pa.RecordBatch], path: Path) -> Path:
     first = next(run)
     with ipc.new_file(path, first.schema) as out:
         for batch in chain([first], run):
-            size = max(1, PIECE_BYTES * batch.num_rows // max(1, batch.nbytes))
+            size = rows.fitting(batch, PIECE_BYTES)
             for start in range(0, batch.num_rows, size):
                 out.write_batch(batch.slice(start, size))
     return path
@@ -126,7 +126,9 @@ def _keyed(batch: pa.RecordBatch, keys: list[int]) -> Iterator[tuple[tuple[Any, 
 
 def _comparable(column: pa.Array) -> list[tuple[Any, ...]]:
     """Return values that can be compared with one another: null is the largest, NaN comes before it."""
-    if pa.types.is_temporal(column.type):  # Python has no nanoseconds
+    if pa.types.is_temporal(column.type) and not pa.types.is_interval(
+        column.type
+    ):  # Python has no nanoseconds
         column = column.view(pa.int32() if column.type.bit_width == 32 else pa.int64())
     values = column.to_pylist()
     if pa.types.is_nested(column.type):

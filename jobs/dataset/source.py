@@ -31,7 +31,7 @@ class _Choice:
 class Source:
     """Rows of an input, the same each time they are read. `schema`: the columns they have.
 
-    Of one pass at a time a batch is held in memory, and with `sort_by` at most 256 MB.
+    In memory are a few batches, and with `sort_by` about 100 MB, however many rows there are.
     """
 
     def __init__(self, found: inputs.Input, choice: _Choice) -> None:

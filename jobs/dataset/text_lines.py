@@ -1,6 +1,7 @@
 """Files as lines of bytes, decompressed on the way, and where in them each row was."""
 
 import lzma
+import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ LONGEST = 64 << 20
 """Bytes of the longest line that is read; a longer one is passed over."""
 _BLOCK = 256 << 10
 _MOST_MARKS = 100_000
+_DAMAGED = re.compile("zlib inflate|bz2 decompress|ZSTD decompress|LZ4 decompress|Truncated compressed")
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -29,7 +31,7 @@ class CutShort(Exception):
 
 def stream(file: places.File) -> Any:
     """Open a file for reading from its start, decompressed."""
-    raw = file.filesystem.open_input_stream(file.path)
+    raw = file.filesystem.open_input_stream(file.path, compression=None)
     if file.codec == "xz":
         return lzma.LZMAFile(raw)
     return raw if file.codec is None else pa.CompressedInputStream(raw, file.codec)
@@ -84,6 +86,8 @@ def _blocks(file: places.File) -> Iterator[bytes]:
                 yield block.removeprefix(b"\xef\xbb\xbf") if first else block
                 first = False
     except (OSError, EOFError, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and not _DAMAGED.match(str(error)):  # such as a server that is gone
+            raise input_errors.InputUnreadable(where=file.shown, reason=error) from None
         raise CutShort(str(error)) from None
 
 

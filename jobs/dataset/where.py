@@ -7,6 +7,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from jobs.dataset import input_errors, rows
 
@@ -27,6 +28,9 @@ _SAID = {
     "STAR": "name the columns, * and COLUMNS() are not known here",
     "WINDOW": "it sees one row at a time, so it may not have window functions",
 }
+_NO_REASON = "it cannot be evaluated for this row"
+_MOST_REASONS = 100
+"""Each takes a query of its own: so many are asked for in a table that is evaluated at once."""
 _GATHER_ROWS = 8 * rows.BATCH_ROWS
 _GATHER_BYTES = 2 * rows.BATCH_BYTES
 
@@ -96,9 +100,9 @@ class Where:
                 raise self._refused(f"{name}() gives another value each time; {advice}")
 
     def _bind(self, schema: pa.Schema, known: list[str]) -> None:
-        self._db.register("rows", _with_some_column(schema.empty_table()))
         query = f"SELECT ({self._text}\n) AS keep FROM rows WHERE ({self._text}\n)"
         try:
+            self._db.register("rows", _with_some_column(schema.empty_table()))
             type = self._db.sql(query).types[0]
         except duckdb.Error as error:
             missing = re.search(r'Referenced column "(.*?)" not found', str(error))
@@ -122,17 +126,17 @@ class Where:
     ) -> None:
         failed = self._run(table, f"TRY(({self._text}\n) IS NULL) IS NULL")
         numbers = pa.concat_arrays([each.numbers for each in some])
-        for at in range(table.num_rows):
-            if failed[at].as_py():
-                row = numbers[at].as_py()
-                on_fault(rows.Fault(row, place(row), f"--where: {self._reason(table.slice(at, 1))}"))
+        for told, at in enumerate(pc.indices_nonzero(failed).to_pylist()):
+            row = numbers[at].as_py()
+            reason = self._reason(table.slice(at, 1)) if told < _MOST_REASONS else _NO_REASON
+            on_fault(rows.Fault(row, place(row), f"--where: {reason}"))
 
     def _reason(self, row: pa.Table) -> str:
         try:
             self._run(row, self._text)
         except duckdb.Error as error:
             return _first_line(error)
-        return "it cannot be evaluated for this row"
+        return _NO_REASON
 
     def _refused(self, reason: str) -> input_errors.WhereRefused:
         return input_errors.WhereRefused(where=self._text, reason=reason)
