@@ -52,15 +52,19 @@ class Source:
         Raises InputUnreadable where a file turns out to be damaged and InputChanged where it became another.
         """
         tell = on_fault or rows.ignore
-        found = self._read(tell)
-        if self._choice.filter is not None:
-            found = self._choice.filter.kept(found, self.place, tell)
-        if self._choice.limit is not None:
-            found = _limited(found, self._choice.limit)
+        if self._choice.limit is None:
+            found = self._chosen(tell)
+        else:
+            waiting: list[Fault] = []
+            found = _limited(self._chosen(waiting.append), self._choice.limit, waiting, tell)
         if self._choice.sort_by:
             found = sorting.ordered(found, self._all, self._choice.sort_by, self._choice.scratch)
         for each in found:
             yield Rows(each.numbers, each.batch.select(self.schema.names))
+
+    def _chosen(self, tell: OnFault) -> Iterator[Rows]:
+        found = self._read(tell)
+        return found if self._choice.filter is None else self._choice.filter.kept(found, self.place, tell)
 
     def narrowed(
         self,
@@ -137,11 +141,24 @@ def _filter(expression: str | None, schema: pa.Schema) -> where.Where | None:
     return None if expression is None else where.Where(expression, schema)
 
 
-def _limited(batches: Iterator[Rows], limit: int) -> Iterator[Rows]:
+def _limited(batches: Iterator[Rows], limit: int, waiting: list[Fault], tell: OnFault) -> Iterator[Rows]:
+    """Yield the first rows, and tell of what is wrong before the last of them: a reader looks further ahead."""
     left = limit
     while left > 0:
         each = next(batches, None)
         if each is None:
-            return
-        yield Rows(each.numbers.slice(0, left), each.batch.slice(0, left))
-        left -= each.batch.num_rows
+            break
+        numbers = each.numbers.slice(0, left)
+        left -= len(numbers)
+        _tell(waiting, tell, numbers[-1].as_py())
+        yield Rows(numbers, each.batch.slice(0, len(numbers)))
+    if left > 0:
+        _tell(waiting, tell, None)
+
+
+def _tell(waiting: list[Fault], tell: OnFault, last: int | None) -> None:
+    """Tell of the faults up to a row, None: of all."""
+    for fault in waiting:
+        if last is None or fault.row <= last:
+            tell(fault)
+    waiting[:] = [fault for fault in waiting if last is not None and fault.row > last]

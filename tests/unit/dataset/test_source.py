@@ -89,3 +89,13 @@ def test_an_input_without_rows_or_columns_is_refused(rows: object) -> None:
 def test_what_is_no_input_is_refused() -> None:
     with pytest.raises(input_errors.InputError, match="int is no input"):
         source.open_source(7)  # type: ignore[arg-type]
+
+
+def test_what_is_wrong_behind_the_last_row_that_is_wanted_is_not_told(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"a": 1}\nbad\n{"a": 2}\nbad\n{"a": 3}\nbad\n')
+    for limit, wanted in ((1, []), (2, [1]), (3, [1, 3]), (9, [1, 3, 5])):
+        found: list[source.Fault] = []
+        for _ in source.open_source(path, limit=limit).rows(found.append):
+            pass
+        assert [fault.row for fault in found] == wanted
