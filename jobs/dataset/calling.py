@@ -47,7 +47,7 @@ def opened(asked: Asked, view: report.View) -> Iterator[making.Making]:
 
     Raises what is wrong before anything is computed.
     """
-    scratch = asked.output / making.HIDDEN_DIRECTORY / "scratch"
+    scratch = making.working_directory(asked.output) / "scratch"
     rows = source.open_source(asked.place, where=asked.where, limit=asked.limit, scratch=scratch)
     with _backend(asked, view) as backend:
         made = making.Making(

@@ -34,7 +34,6 @@ from jobs.dataset import (
     writing,
 )  # fmt: skip
 
-HIDDEN_DIRECTORY = ".longhaul"
 _RECIPE = "recipe.json"
 _SLICE_ROWS = 1000
 """Rows that go through all steps before the next ones, where a step continues a conversation: so few that the
@@ -46,7 +45,8 @@ class Busy(errors.Conflict):
 
 
 class NotADataset(errors.Conflict):
-    """{directory} has files in it that are no dataset of 'longhaul generate'. Give another -o."""
+    """{directory} has files in it, and {work}, with what is known of them, is not there. --overwrite replaces a
+    dataset; another -o leaves it alone."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,12 @@ class Making:
     ) -> None:
         self.source, self.backend, self.directory = rows, backend, directory
         self._rows, self._view, self._options, self._scratch = rows, view, options, scratch
-        self._hidden = directory / HIDDEN_DIRECTORY
+        self._work = working_directory(directory)
         self._apart: apart.Apart | None = None
         self.prepared = prepared.Prepared(
             pipeline,
             backend,
-            self._hidden,
+            self._work,
             rows.schema,
             options.format,
             columns,
@@ -117,10 +117,11 @@ class Making:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the directory for this run, and see that it is one of these recipes."""
-        if self.directory.exists() and not self._hidden.exists() and any(self.directory.iterdir()):
-            raise NotADataset(directory=self.directory)
-        self._hidden.mkdir(parents=True, exist_ok=True)
-        with (self._hidden / "lock").open("w") as lock:
+        known = self._work.exists() or self._options.overwrite
+        if not known and self.directory.exists() and any(self.directory.iterdir()):
+            raise NotADataset(directory=self.directory, work=self._work)
+        self._work.mkdir(parents=True, exist_ok=True)
+        with (self._work / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -284,6 +285,12 @@ class Making:
         """Note a record that could not be read, in the pass that writes."""
         if self._apart is not None:
             self._apart.unreadable_row(fault)
+
+
+def working_directory(output: Path) -> Path:
+    """Return where the work on a dataset lies: beside it, so that the dataset can be published as it is."""
+    whole = output.resolve()
+    return whole.with_name(f"{whole.name}.longhaul")
 
 
 def counted(rows: source.Source) -> int:
