@@ -95,10 +95,11 @@ class Recipe(BaseModel):
     def key(self, messages: list[dict[str, str]], sample: int, again: int) -> bytes:
         """Return what an output is kept under: 16 bytes of the prompt, the model and the parameters.
 
-        `again` counts equal prompts before this one, so that drawn outputs of equal rows differ.
+        `again` counts equal prompts before this one, so that drawn outputs of equal rows differ. The order of
+        a schema counts, too: a model writes properties in that order.
         """
         said = [self.fingerprint, self.seed, sample, again, self.body(messages)]
-        return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).digest()[:KEY_BYTES]
+        return hashlib.sha256(orjson.dumps(said)).digest()[:KEY_BYTES]
 
     def request(self, messages: list[dict[str, str]], key: bytes, attempt: int) -> bytes:
         """Return the line of a request."""
@@ -119,8 +120,8 @@ class Recipe(BaseModel):
         return orjson.dumps(line) + b"\n"
 
     def check_same(self, known: Self, directory: object) -> None:
-        """Raise RecipeChanged, with the difference shown, if outputs of `known` are not outputs of this one."""
-        if self == known:
+        """Raise RecipeChanged, which shows the difference, if `known` gives other outputs."""
+        if self.model_dump_json() == known.model_dump_json():
             return
         lines = difflib.unified_diff(known.shown(), self.shown(), "before", "now", n=0, lineterm="")
         raise RecipeChanged(directory=directory, difference="\n".join(lines))
@@ -137,7 +138,7 @@ class Recipe(BaseModel):
         for message in self.messages:
             lines += [f"{message.role}: {line}" for line in message.content.split("\n")]
         if self.output_schema is not None:
-            schema = orjson.dumps(self.output_schema, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+            schema = orjson.dumps(self.output_schema, option=orjson.OPT_INDENT_2)
             lines += [f"schema: {line}" for line in schema.decode().split("\n")]
         return lines
 
