@@ -1,7 +1,8 @@
-"""What a dataset directory remembers: outputs by key, and which key each row of this pass has. SQLite, on disk."""
+"""What a dataset directory remembers, in SQLite: outputs by key, and which key each row of this pass has."""
 
+import contextlib
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -20,12 +21,17 @@ CREATE TABLE IF NOT EXISTS wanted (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS seen (prompt BLOB PRIMARY KEY, times INTEGER NOT NULL) WITHOUT ROWID;
 """
+_DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 _KEYS_ASKED = 500
 """Keys in one question, below what SQLite takes as parameters."""
 
 
-class StateDamaged(errors.LonghaulError):
-    """{path} cannot be read ({reason}). --overwrite begins anew."""
+class StateUnusable(errors.LonghaulError):
+    """{path} cannot be used: {reason}."""
+
+
+class StateDamaged(StateUnusable):
+    """{path} is damaged: {reason}. Remove it; what it held is computed again."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +68,16 @@ class Outputs:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        try:
+        with self._told():
             self._db = sqlite3.connect(path, timeout=60, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            # A lost second of outputs is computed again from the job's own files, which are kept until then.
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.executescript(_SCHEMA)
-        except sqlite3.Error as error:
-            raise StateDamaged(path=path, reason=error) from None
+        try:
+            with self._told():
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute("PRAGMA synchronous = NORMAL")
+                self._db.executescript(_SCHEMA)
+        except StateUnusable:
+            self._db.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -91,30 +99,43 @@ class Outputs:
         return found
 
     def keep(self, outputs: Iterable[tuple[bytes, Output]]) -> None:
-        """Keep outputs, all or none of them."""
+        """Keep outputs, all or none of them. Not even a loss of power loses them then."""
+        # The job that they are of is removed after this. All else is found again in each pass.
+        self._db.execute("PRAGMA synchronous = FULL")
         self._many(
             "INSERT INTO outputs (key, failed, value) VALUES (?, ?, ?)"
             " ON CONFLICT (key) DO UPDATE SET failed = excluded.failed, value = excluded.value",
             ((key, output.failed, output.to_json()) for key, output in outputs),
         )
+        self._db.execute("PRAGMA synchronous = NORMAL")
 
     def _all(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        try:
+        with self._told():
             return self._db.execute(statement, values).fetchall()
-        except sqlite3.DatabaseError as error:
-            raise StateDamaged(path=self._path, reason=error) from None
 
     def _many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        try:
+        with self._transaction():
+            self._db.executemany(statement, rows)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._told():
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                self._db.executemany(statement, rows)
+                yield
                 self._db.execute("COMMIT")
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-        except sqlite3.DatabaseError as error:
-            raise StateDamaged(path=self._path, reason=error) from None
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            damaged = getattr(error, "sqlite_errorname", "").startswith(_DAMAGED)
+            kind = StateDamaged if damaged else StateUnusable
+            raise kind(path=self._path, reason=error) from None
 
 
 class State(Outputs):
@@ -125,10 +146,9 @@ class State(Outputs):
 
         Unless it is the dataset's first pass, prompts that were seen stay so.
         """
-        self._db.execute("DELETE FROM outputs WHERE failed")
-        self._db.execute("DELETE FROM wanted")
-        if is_first:
-            self._db.execute("DELETE FROM seen")
+        with self._transaction():
+            for forgotten in ("outputs WHERE failed", "wanted", *["seen"] * is_first):
+                self._db.execute(f"DELETE FROM {forgotten}")
 
     def want(self, rows: Iterable[tuple[int, int, bytes]]) -> None:
         """Note the key of each (row, sample)."""
@@ -140,17 +160,12 @@ class State(Outputs):
 
     def times_seen(self, prompts: Sequence[bytes]) -> list[int]:
         """Count prompts (digests); return for each how often it came before."""
-        before = []
-        self._db.execute("BEGIN")
-        for prompt in prompts:
-            (times,) = self._db.execute(
-                "INSERT INTO seen VALUES (?, 1) ON CONFLICT (prompt) DO UPDATE SET times = times + 1"
-                " RETURNING times",
-                (prompt,),
-            ).fetchone()
-            before.append(times - 1)
-        self._db.execute("COMMIT")
-        return before
+        count = (
+            "INSERT INTO seen VALUES (?, 1) ON CONFLICT (prompt) DO UPDATE SET times = times + 1"
+            " RETURNING times - 1"
+        )
+        with self._transaction():
+            return [self._db.execute(count, (prompt,)).fetchone()[0] for prompt in prompts]
 
     def wanted(self, first: int, last: int) -> dict[tuple[int, int], tuple[bytes | None, str | None]]:
         """Return key or fault of each (row, sample), for the rows from `first` to `last`."""

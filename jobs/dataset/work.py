@@ -1,5 +1,7 @@
 """Jobs of bounded size: a directory with requests, and the files that a backend leaves beside them."""
 
+import contextlib
+import io
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,10 +17,11 @@ from jobs.dataset import recipe, state
 from jobs.tokens import Tokenizer
 
 REQUESTS, OUTPUT, ERRORS, METRICS = "requests.jsonl", "output.jsonl", "errors.jsonl", "metrics.jsonl"
+_NO_ANSWER = {"code": "no_answer", "message": "The job ended without an answer to it."}
 
 
 class AnswersMissing(errors.LonghaulError):
-    """{path} lacks the answer to {name}: the job did not end as it should. The same command tries it again."""
+    """{path} is not there or not whole: the job ended as none should. The same command tries it again."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """One directory. Its requests are complete once the file has its name; answers are read when it has ended."""
+    """One directory: its requests, complete once the file has its name; when it has ended, its answers."""
 
     directory: Path
 
@@ -85,19 +88,22 @@ class Job:
             return {recipe.key_of(orjson.loads(data)["custom_id"])[0] for data in stream}
 
     def answers(self) -> Iterator[tuple[dict[str, Any], state.Output]]:
-        """Yield each request's line with its output, in their order; raises AnswersMissing."""
-        output, failed, metrics = (_Lines(self.directory / name) for name in (OUTPUT, ERRORS, METRICS))
-        with self.requests.open("rb") as stream, output, failed, metrics:
-            for data in stream:
+        """Yield each request's line with its output, in their order; raises AnswersMissing.
+
+        One that the job ended without an answer to, as a cancelled one does, has failed.
+        """
+        with contextlib.ExitStack() as stack:
+            requests = stack.enter_context(self.requests.open("rb"))
+            output, failed, metrics = (
+                _Lines(stack.enter_context(_opened(path)), path)
+                for path in (self.directory / name for name in (OUTPUT, ERRORS, METRICS))
+            )
+            for data in requests:
                 request = orjson.loads(data)
                 name = request["custom_id"]
+                line = output.take(name) or failed.take(name) or {"custom_id": name, "error": _NO_ANSWER}
                 measured = metrics.take(name) or {}
-                if (line := output.take(name)) is not None:
-                    yield request, _output(line, measured)
-                elif (line := failed.take(name)) is not None:
-                    yield request, _failure(line)
-                else:
-                    raise AnswersMissing(path=self.directory, name=name)
+                yield request, _output(line, measured) if _is_answer(line) else _failure(line)
 
     def remove(self) -> None:
         """Forget the job; its name goes first, so that half of it is never taken for a job."""
@@ -153,45 +159,72 @@ def left(directory: Path) -> list[Job]:
 
 
 class _Lines:
-    """A file of lines in the order of the requests, some of which have none; one line ahead is known."""
+    """A file of lines by the names of their requests; fastest where they have the order of the requests."""
 
-    def __init__(self, path: Path) -> None:
-        self._stream = path.open("rb") if path.exists() else None
-        self._next: dict[str, Any] | None = None
-        self._advance()
-
-    def __enter__(self) -> "_Lines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._stream is not None:
-            self._stream.close()
+    def __init__(self, stream: IO[bytes], path: Path) -> None:
+        self._stream, self._path = stream, path
+        self._places: dict[str, int] | None = None
+        self._next = self._read()
 
     def take(self, name: str) -> dict[str, Any] | None:
-        """Return the next line if it is of this request."""
+        """Return the line of a request, if there is one."""
         line = self._next
         if line is None or line["custom_id"] != name:
-            return None
-        self._advance()
+            place = self._index().get(name)
+            if place is None:
+                return None
+            self._stream.seek(place)
+            line = self._read()
+        self._next = self._read()
         return line
 
-    def _advance(self) -> None:
-        data = self._stream.readline() if self._stream is not None else b""
-        self._next = orjson.loads(data) if data.strip() else None
+    def _index(self) -> dict[str, int]:
+        """Return where each line begins."""
+        if self._places is None:
+            here = self._stream.tell()
+            self._stream.seek(0)
+            self._places, place = {}, 0
+            while (line := self._read()) is not None:
+                self._places[line["custom_id"]] = place
+                place = self._stream.tell()
+            self._stream.seek(here)
+        return self._places
+
+    def _read(self) -> dict[str, Any] | None:
+        data = self._stream.readline()
+        try:
+            return dict(orjson.loads(data)) if data.strip() else None
+        except (orjson.JSONDecodeError, TypeError, ValueError):
+            raise AnswersMissing(path=self._path) from None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file of answers; other services have no metrics, and perhaps no errors."""
+    if path.exists():
+        return path.open("rb")
+    if path.name == OUTPUT:
+        raise AnswersMissing(path=path)
+    return io.BytesIO()
+
+
+def _is_answer(line: dict[str, Any]) -> bool:
+    if line.get("error") is not None or not isinstance(response := line.get("response"), dict):
+        return False
+    return response.get("status_code", 200) < 400 and bool((response.get("body") or {}).get("choices"))
 
 
 def _output(line: dict[str, Any], measured: dict[str, Any]) -> state.Output:
     body = line["response"]["body"]
-    choice, usage = body["choices"][0], body["usage"]
+    choice, usage = body["choices"][0], body.get("usage") or {}
     text = choice["message"]["content"] if "message" in choice else choice["text"]
     refusal = None if text is not None else ("no_text", "The model gave no text.")
     _, attempt = recipe.key_of(line["custom_id"])
     return state.Output(
         text=text,
-        finish_reason=choice["finish_reason"],
-        prompt_tokens=usage["prompt_tokens"],
+        finish_reason=choice.get("finish_reason"),
+        prompt_tokens=usage.get("prompt_tokens") or 0,
         cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
-        completion_tokens=usage["completion_tokens"],
+        completion_tokens=usage.get("completion_tokens") or 0,
         latency_seconds=_seconds(measured),
         attempt=attempt,
         error=refusal,
@@ -199,8 +232,10 @@ def _output(line: dict[str, Any], measured: dict[str, Any]) -> state.Output:
 
 
 def _failure(line: dict[str, Any]) -> state.Output:
-    told = line.get("error") or (line.get("response") or {}).get("body", {}).get("error") or {}
-    code, message = told.get("code") or "failed", told.get("message") or "no reason was given"
+    body = (line.get("response") or {}).get("body") or {}
+    told = line.get("error") or body.get("error") or {}
+    # Services differ: some have numbers for codes.
+    code, message = str(told.get("code") or "failed"), str(told.get("message") or "no reason was given")
     _, attempt = recipe.key_of(line["custom_id"])
     return state.Output(text=None, attempt=attempt, error=(code, message))
 
