@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ _OUTPUT_ENDING, _METRICS_ENDING = "_output", "_metrics"
 
 
 class JobFailed(errors.LonghaulError):
-    """The job {job} was {status} by {url}: {reason}"""
+    """The job {job} at {url} is {status}: {reason}. The same command sends it again."""
+
+
+class JobTooLarge(errors.LonghaulError):
+    """{url} refuses a job of {requests:,} requests ({bytes:,} bytes): {reason}. Give a smaller --job-rows."""
 
 
 class Service:
@@ -46,32 +51,43 @@ class Service:
         return None
 
     def start(self, job: work.Job) -> None:
-        """Upload a job and create its batch, unless an earlier run has."""
+        """Upload a job and create its batch, unless an earlier run has; raises JobTooLarge."""
         known = self._known(job)
         if "batch" in known:
             return
-        known.setdefault("key", str(uuid.uuid4()))
-        self._note(job, known)
-        if "file" not in known:
-            with job.requests.open("rb") as stream:
-                known["file"] = self._api.upload(f"generate-{known['key']}.jsonl", stream)
+        try:
+            known["file"] = self._file(job, known)
             self._note(job, known)
-        body = {
-            "endpoint": _endpoint(job.requests),
-            "input_file_id": known["file"],
-            "completion_window": self._completion_window,
-        }
-        known["batch"] = self._api.create(body, known["key"]).id
+            body = {
+                "endpoint": _endpoint(job.requests),
+                "input_file_id": known["file"],
+                "completion_window": self._completion_window,
+            }
+            known["batch"] = self._api.create(body, known["key"]).id
+        except client.ServerRefused as refused:
+            # What was noted is of no use: a file may have expired, and a key stands for one body.
+            self._forget(job)
+            if refused.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                raise self._too_large(job, refused) from None
+            raise
         self._note(job, known)
 
     def finish(self, job: work.Job, listener: work.Listener) -> None:
         """Wait for a batch and fetch its files; raises JobFailed."""
-        batch = self._ended(job, listener)
-        if batch.status == "failed" or (batch.output_file_id is None and batch.error_file_id is None):
-            raise self._failed(job, batch)
-        places = {"output": job.directory / work.OUTPUT, "errors": job.directory / work.ERRORS}
-        download.fetch(self._api, batch, dict(places))
-        self._fetch_metrics(batch.output_file_id, job.directory / work.METRICS)
+        try:
+            batch = self._ended(job, listener)
+            if batch.status == "failed" or (batch.output_file_id is None and batch.error_file_id is None):
+                raise self._failed(batch)
+            places = {"output": job.directory / work.OUTPUT, "errors": job.directory / work.ERRORS}
+            download.fetch(self._api, batch, dict(places))
+            self._fetch_metrics(batch.output_file_id, job.directory / work.METRICS)
+        except JobFailed:
+            self._forget(job)
+            raise
+        except client.ServerRefused as refused:
+            if refused.status == HTTPStatus.NOT_FOUND:  # deleted there, or expired
+                self._forget(job)
+            raise
 
     def close(self) -> None:
         """Do nothing: whoever made the client closes it."""
@@ -85,13 +101,31 @@ class Service:
                 return batch
             self._sleep(self._poll_seconds)
 
-    def _failed(self, job: work.Job, batch: client.Batch) -> JobFailed:
-        """Forget the batch, so that the next run sends another, and say what was wrong with it."""
-        (job.directory / _REMOTE).unlink()
+    def _file(self, job: work.Job, known: dict[str, Any]) -> str:
+        """Return the id of the uploaded requests. What a run that died has uploaded is found by its name."""
+        if "file" in known:
+            return str(known["file"])
+        begun = "key" in known
+        if not begun:
+            known["key"] = str(uuid.uuid4())
+            self._note(job, known)
+        name = f"generate-{known['key']}.jsonl"
+        with job.requests.open("rb") as stream:
+            found = self._api.uploaded(name, job.requests.stat().st_size) if begun else None
+            return found or self._api.upload(name, stream)
+
+    def _failed(self, batch: client.Batch) -> JobFailed:
+        """Return what was wrong with a batch."""
         told = batch.errors.data if batch.errors else []
         reasons = [f"line {one.line}: {one.message}" if one.line else one.message for one in told[:3]]
-        reason = "\n".join(reasons) or "no reason was given."
+        reason = "\n".join(reasons) or "no reason was given"
         return JobFailed(job=batch.id, status=batch.status, url=self._api.url, reason=reason)
+
+    def _too_large(self, job: work.Job, refused: client.ServerRefused) -> JobTooLarge:
+        """Forget the job itself, so that its requests can be put into smaller ones."""
+        requests, size = len(job.keys()), job.requests.stat().st_size
+        job.remove()
+        return JobTooLarge(url=self._api.url, requests=requests, bytes=size, reason=refused)
 
     def _fetch_metrics(self, output: str | None, place: Path) -> None:
         """Fetch what each request took, which other services do not tell."""
@@ -105,16 +139,22 @@ class Service:
             place.unlink()
 
     def _known(self, job: work.Job) -> dict[str, Any]:
+        """Return what was noted of a job, if it was sent to this service."""
         try:
-            return dict(orjson.loads((job.directory / _REMOTE).read_bytes()))
-        except FileNotFoundError:
-            return {}
+            known = dict(orjson.loads((job.directory / _REMOTE).read_bytes()))
+        except (FileNotFoundError, orjson.JSONDecodeError):
+            known = {}
+        return known if known.get("url") == self._api.url else {"url": self._api.url}
 
     def _note(self, job: work.Job, known: dict[str, Any]) -> None:
         place = job.directory / _REMOTE
         unfinished = place.with_suffix(".part")
         unfinished.write_bytes(orjson.dumps(known))
         unfinished.replace(place)
+
+    def _forget(self, job: work.Job) -> None:
+        """Forget the batch, so that the next run sends another."""
+        (job.directory / _REMOTE).unlink(missing_ok=True)
 
 
 def _endpoint(requests: Path) -> str:

@@ -169,7 +169,7 @@ class _Lines:
     def take(self, name: str) -> dict[str, Any] | None:
         """Return the line of a request, if there is one."""
         line = self._next
-        if line is None or line["custom_id"] != name:
+        if line is None or line.get("custom_id") != name:
             place = self._index().get(name)
             if place is None:
                 return None
@@ -185,7 +185,7 @@ class _Lines:
             self._stream.seek(0)
             self._places, place = {}, 0
             while (line := self._read()) is not None:
-                self._places[line["custom_id"]] = place
+                self._places[line.get("custom_id", "")] = place
                 place = self._stream.tell()
             self._stream.seek(here)
         return self._places
