@@ -92,9 +92,11 @@ def test_a_new_pass_forgets_what_failed_and_what_rows_wanted_and_keeps_the_rest(
     )
     known.want([(0, 0, key(1))])
     assert known.times_seen([b"p", b"p"]) == [0, 1]
-    known.begin()
+    known.begin(is_first=False)
     assert known.find(map(key, range(4))).keys() == {key(1), key(3)}
     assert known.wanted(0, 10) == {}
+    assert known.times_seen([b"p"]) == [2]
+    known.begin()
     assert known.times_seen([b"p"]) == [0]
 
 
