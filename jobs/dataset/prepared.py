@@ -26,7 +26,7 @@ CHATS = ("messages", "sharegpt")
 
 @dataclass(frozen=True)
 class Model:
-    """A step that takes a model. `conversation` and `messages` name hidden or extra columns that others need."""
+    """A step that takes a model. `conversation` and `messages` name columns that others need."""
 
     step: steps.Generate | steps.Judge
     recipe: recipe.Recipe
@@ -67,8 +67,8 @@ AnyStep = Model | transforms.Transform
 class Prepared:
     """The steps in their order, and `schema`, the columns of the dataset they make.
 
-    `columns` of the input are kept, None: all. Steps have their files below `directory`. Raises what a step raises
-    that does not fit the rows: everything that can be wrong is found before the first token is computed.
+    `columns` of the input are kept, None: all. Steps have their files below `directory`. Raises what a step
+    raises that does not fit the rows: what can be wrong is found before the first token is computed.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Prepared:
     ) -> None:
         self._pipeline, self._backend, self._directory = pipeline, backend, directory
         self._format, self._place, self._on_fault = format, place, on_fault
-        self.steps = [self._step(number, step) for number, step in enumerate(pipeline.steps)]
+        self.steps = [made for number, step in enumerate(pipeline.steps) for made in self._made(number, step)]
         self.models = [step for step in self.steps if isinstance(step, Model)]
         self.continues = any(isinstance(step, steps.Generate) and step.continues for step in pipeline.steps)
         for name in columns or ():
@@ -93,16 +93,19 @@ class Prepared:
         self.schema = self._columns(given, set() if columns is None else set(given.names) - set(columns))
         formats.check(self.schema, format)
 
-    def _step(self, number: int, step: steps.AnyStep) -> AnyStep:
+    def _made(self, number: int, step: steps.AnyStep) -> list[AnyStep]:
         if isinstance(step, steps.Generate | steps.Judge):
-            return self._model(number, step)
+            return [self._model(number, step)]
         if isinstance(step, steps.Expand):
-            return transforms.Expand(step.column, step.to or step.column)
+            return [transforms.Expand(step.column, step.to or step.column)]
         if isinstance(step, steps.Dedupe):
-            return transforms.Distinct(step.column, step.near, self._directory / f"{number:02d}-dedupe")
+            return [transforms.Distinct(step.column, step.near, self._directory / f"{number:02d}-dedupe")]
+        made: list[AnyStep] = []
         if step.where is not None:
-            return transforms.Where(step.where, self._place, self._on_fault)
-        return transforms.Texts(step.column, quality.Filters(**step.of_text))
+            made.append(transforms.Where(step.where, self._place, self._on_fault))
+        if step.of_text:
+            made.append(transforms.Texts(step.column, quality.Filters(**step.of_text)))
+        return made
 
     def _model(self, number: int, step: steps.Generate | steps.Judge) -> Model:
         form = validation.form(step.output_schema)

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from jobs.dataset import apart, generation, source, state, validation
 
-HIDDEN = "__"
+HIDDEN = "__longhaul_"
 """Columns whose names begin so are for the steps in between, and not published."""
-ROW = "__row"
+ROW = f"{HIDDEN}row"
 """Which row of the whole input a record is of, where the input of a step is the output of another."""
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 _SCALARS = {

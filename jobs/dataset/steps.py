@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from jobs import errors
 from jobs.dataset import recipe
@@ -19,6 +27,13 @@ JUDGE_SCHEMA: dict[str, Any] = {
 """What a judge answers unless it is told otherwise."""
 
 
+NEAR = 0.8
+"""How much of their shingles near-duplicates have in common, unless it is said."""
+
+
+_MESSAGES = TypeAdapter(tuple[recipe.Message, ...])
+
+
 class PipelineWrong(errors.InvalidRequest):
     """{place}: {reason}."""
 
@@ -28,7 +43,7 @@ class Step(BaseModel):
 
 
 class Prompted(Step):
-    """What has a prompt: `prompt` is the user's message; `messages` are all of them, in place of the others."""
+    """What has a prompt: `prompt` is the user's message; or `messages`, which are all of them."""
 
     prompt: str | None = None
     system: str | None = None
@@ -45,9 +60,9 @@ class Prompted(Step):
             return {"prompt": given}
         own = {name: value for name, value in given.items() if name in recipe.Parameters.model_fields}
         rest = {name: value for name, value in given.items() if name not in own}
-        if own:
-            usual = cls.model_fields["parameters"].default.said()
-            rest["parameters"] = {**usual, **dict(given.get("parameters") or {}), **own}
+        nested = rest.get("parameters") or {}
+        if isinstance(nested, dict):
+            rest["parameters"] = cls.model_fields["parameters"].default.said() | nested | own
         return rest
 
     @model_validator(mode="after")
@@ -76,8 +91,19 @@ class Generate(Prompted):
     output_schema: Any = Field(None, alias="schema")
     samples: int = Field(1, ge=1, le=1000)
     keep_invalid: bool = False
-    output: str = "output"
+    output: str = Field("output", min_length=1)
     continues: str | None = Field(None, alias="continue")
+
+    @model_validator(mode="after")
+    def _raw_is_one_text(self) -> Self:
+        also = {"system": self.system, "several messages": len(self.all_messages) > 1}
+        also |= {"schema": self.output_schema, "continue": self.continues}
+        for name, said in also.items():
+            if self.raw and said:
+                raise ValueError(f"raw completes one text: it goes with no {name}")
+        if self.output_schema is None and (self.retries or self.keep_invalid):
+            raise ValueError("retries and keep_invalid need a schema")
+        return self
 
 
 class Judge(Prompted):
@@ -114,6 +140,12 @@ class Filter(Step):
     def _expression(cls, given: Any) -> Any:
         return {"where": given} if isinstance(given, str) else given
 
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if self.where is None and not self.of_text:
+            raise ValueError("say what to filter by: where, min_chars, max_chars, match or reject")
+        return self
+
     @property
     def of_text(self) -> dict[str, Any]:
         """What is asked of the text, as `quality.Filters` takes it."""
@@ -126,7 +158,7 @@ class Expand(Step):
 
     kind: Literal["expand"] = "expand"
     column: str
-    to: str | None = None
+    to: str | None = Field(None, min_length=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -135,7 +167,7 @@ class Expand(Step):
 
 
 class Dedupe(Step):
-    """Keep the first of equal texts; with `near`, of those that have this part of their shingles in common."""
+    """Keep the first of equal texts; with `near`, of those with this part of their shingles in common."""
 
     kind: Literal["dedupe"] = "dedupe"
     column: str = "output"
@@ -144,8 +176,12 @@ class Dedupe(Step):
     @model_validator(mode="before")
     @classmethod
     def _way(cls, given: Any) -> Any:
-        ways = {"exact": {}, "near": {"near": 0.8}, None: {}}
-        return ways.get(given, given) if isinstance(given, str | None) else given
+        ways: dict[str | None, dict[str, float]] = {"exact": {}, "near": {"near": NEAR}, None: {}}
+        if not isinstance(given, str | None):
+            return given
+        if given not in ways:
+            raise ValueError(f"{given!r} is neither exact nor near, nor near: with a share such as {NEAR}")
+        return ways[given]
 
 
 AnyStep = Generate | Judge | Filter | Expand | Dedupe
@@ -158,9 +194,9 @@ def _said(given: Any) -> Any:
     """Take `{kind: what}`, as the file writes a step."""
     if isinstance(given, str):
         given = {given: None}
-    if isinstance(given, Step) or not isinstance(given, dict):
+    if isinstance(given, Step):
         return given
-    if len(given) != 1 or next(iter(given)) not in _KINDS:
+    if not isinstance(given, dict) or len(given) != 1 or next(iter(given)) not in _KINDS:
         raise ValueError(f"a step is one of {', '.join(_KINDS)}, followed by what it does")
     ((kind, what),) = given.items()
     return _KINDS[kind].model_validate(what)
@@ -202,7 +238,7 @@ def read_messages(path: Path) -> tuple[recipe.Message, ...]:
     if not isinstance(listed, list) or not listed:
         raise PipelineWrong(place=path, reason="it must be a list of messages, each with role and content")
     try:
-        return tuple(recipe.Message.model_validate(item) for item in listed)
+        return _MESSAGES.validate_python(listed)
     except ValidationError as error:
         raise PipelineWrong(place=path, reason=_first(error)) from None
 
@@ -219,12 +255,16 @@ def read_yaml(path: Path) -> Any:
 
 def _checked(given: Any, place: str) -> Pipeline:
     try:
+        if not isinstance(given, dict) or "steps" not in given:
+            raise PipelineWrong(place=place, reason="it must say steps: and below it a list of them")
         return Pipeline.model_validate(given)
     except ValidationError as error:
         raise PipelineWrong(place=place, reason=_first(error)) from None
 
 
 def _first(error: ValidationError) -> str:
+    """Return the first thing that is wrong, with its place; steps count from 1, as people do."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(step) for step in first["loc"] if not isinstance(step, type))
-    return f"{where}: {first['msg'].removeprefix('Value error, ')}" if where else str(first["msg"])
+    path = [str(part + 1) if isinstance(part, int) else str(part) for part in first["loc"]]
+    said = first["msg"].removeprefix("Value error, ")
+    return f"{'.'.join(path)}: {said}" if path else said

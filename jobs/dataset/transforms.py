@@ -1,4 +1,4 @@
-"""Steps that take no model: each takes a stream of rows and gives one. Numbers stay those of the whole input."""
+"""Steps that take no model: each takes a stream of rows and gives one. Rows keep their numbers."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ from jobs.dataset import input_errors, near, quality, rows, where
 from jobs.dataset.rows import Rows
 
 Stream = Iterator[Rows]
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
 class NotAList(errors.InvalidRequest):
@@ -24,7 +25,11 @@ class NotText(errors.InvalidRequest):
 
 
 class NotANumber(errors.InvalidRequest):
-    """The judge's {column!r} is {type}, not a number: give its schema a property of type integer or number."""
+    """The judge's {column!r} is {type}, no number: give its schema a property of type integer or number."""
+
+
+class ColumnTaken(errors.InvalidRequest):
+    """expand cannot put items into {column!r}: there is a column of that name. Give another `to`."""
 
 
 class Transform(Protocol):
@@ -51,18 +56,19 @@ class Where:
 
     def apply(self, stream: Stream) -> Stream:
         assert self._where is not None
-        seen = left = 0
 
         def counted() -> Stream:
-            nonlocal seen
             for each in stream:
-                seen += each.batch.num_rows
+                self.dropped += each.batch.num_rows
                 yield each
 
-        for each in self._where.kept(counted(), self._place, self._on_fault):
-            left += each.batch.num_rows
+        def failed(fault: rows.Fault) -> None:
+            self.dropped -= 1  # it is told of as a fault
+            self._on_fault(fault)
+
+        for each in self._where.kept(counted(), self._place, failed):
+            self.dropped -= each.batch.num_rows
             yield each
-        self.dropped += seen - left
 
 
 @dataclass
@@ -128,24 +134,25 @@ class Expand:
 
     def columns(self, given: pa.Schema) -> pa.Schema:
         kind = _type(given, self.column)
-        if not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
+        if not any(is_list(kind) for is_list in _LISTS):
             raise NotAList(column=self.column, type=kind)
-        at = given.get_field_index(self.column)
-        return given.set(at, pa.field(self.to, kind.value_type))
+        if self.to != self.column and self.to in given.names:
+            raise ColumnTaken(column=self.to)
+        return given.set(given.get_field_index(self.column), pa.field(self.to, kind.value_type))
 
     def apply(self, stream: Stream) -> Stream:
         for each in stream:
             lists = each.batch[self.column]
-            taken = pc.list_parent_indices(lists)
-            self.dropped += each.batch.num_rows - len(pc.unique(taken))
-            schema = self.columns(each.batch.schema)
-            items = pc.list_flatten(lists)
-            columns = [
-                items if name == self.column else each.batch[name].take(taken)
-                for name in each.batch.schema.names
-            ]
-            if len(items):
-                yield Rows(each.numbers.take(taken), pa.RecordBatch.from_arrays(columns, schema=schema))
+            parents, items = pc.list_parent_indices(lists), pc.list_flatten(lists)
+            self.dropped += each.batch.num_rows - len(pc.unique(parents))
+            # So many at a time: what is beside the list is copied for each of its items.
+            for start in range(0, len(items), rows.BATCH_ROWS):
+                yield self._expanded(each, *(part.slice(start, rows.BATCH_ROWS) for part in (parents, items)))
+
+    def _expanded(self, each: Rows, parents: pa.Array, items: pa.Array) -> Rows:
+        names, schema = each.batch.schema.names, self.columns(each.batch.schema)
+        columns = [items if name == self.column else each.batch[name].take(parents) for name in names]
+        return Rows(each.numbers.take(parents), pa.RecordBatch.from_arrays(columns, schema=schema))
 
 
 @dataclass

@@ -20,7 +20,7 @@ class Killed(BaseException):
 
 
 class Api:
-    """Uploads, batches by idempotency key, files; `states` of a batch are given one a poll, the last stays."""
+    """Uploads, batches by idempotency key, files; `states` of a batch come one a poll, the last stays."""
 
     def __init__(self, *states: dict[str, Any]) -> None:
         self.states = list(states or [{"status": "completed", "output_file_id": "b_output"}])
