@@ -12,8 +12,11 @@ from pydantic import BaseModel, ValidationError
 from jobs import errors, grammars
 
 INVALID = "invalid_output"
+_REFUSED = "The schema cannot be used: "
 _MOST_CHARACTERS = 500
 _VALUES = {"const", "enum", "default", "examples"}
+_NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+"""Below these are schemas by names that mean nothing."""
 _OPEN = {
     "additionalProperties",
     "unevaluatedProperties",
@@ -36,23 +39,27 @@ class Unfit(ValueError):
 class Form:
     """A schema, and what tells whether an output has its form. Raises SchemaWrong.
 
-    Objects that list their properties and do not speak of others have no others, as in strict schemas elsewhere.
+    Objects that list their properties and do not speak of others have no others, as in strict schemas
+    elsewhere. Integers have 64 bits, as the columns they go into.
     """
 
     def __init__(self, given: dict[str, Any], place: str, model: type[BaseModel] | None = None) -> None:
         schema = closed(given)
         try:
+            orjson.dumps(schema)
             validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
             validator.check_schema(schema)
+            wanted = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
+            grammars.build(wanted, [], "none", None, None, True)
         except jsonschema.SchemaError as error:
             raise SchemaWrong(place=place, reason=error.message) from None
-        wanted = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
-        try:
-            grammars.build(wanted, [], "none", None, None, True)
         except errors.ParameterRefused as error:
+            raise SchemaWrong(place=place, reason=str(error).removeprefix(_REFUSED)) from None
+        except TypeError as error:
             raise SchemaWrong(place=place, reason=error) from None
+        checker = validator.TYPE_CHECKER.redefine("integer", _is_integer)
         self.schema, self._model = schema, model
-        self._validator = validator(schema)
+        self._validator = jsonschema.validators.extend(validator, type_checker=checker)(schema)
 
     def read(self, text: str) -> Any:
         """Return the value of an output; raises Unfit with the first thing that is wrong."""
@@ -62,15 +69,24 @@ class Form:
             raise Unfit(f"not JSON: {error}") from None
         if (found := jsonschema.exceptions.best_match(self._validator.iter_errors(value))) is not None:
             raise Unfit(f"{found.json_path}: {found.message}"[:_MOST_CHARACTERS])
-        if self._model is not None:
-            try:
-                return self._model.model_validate_json(text).model_dump(mode="json")
-            except ValidationError as wrong:
-                first = wrong.errors(include_url=False)[0]
-                raise Unfit(
-                    f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:_MOST_CHARACTERS]
-                ) from None
-        return value
+        return value if self._model is None else _dumped(self._model, text)
+
+
+def _dumped(model: type[BaseModel], text: str) -> Any:
+    try:
+        return model.model_validate_json(text).model_dump(mode="json", by_alias=True)
+    except ValidationError as wrong:
+        first = wrong.errors(include_url=False, include_context=False)[0]
+        said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except Exception as error:  # a model's validators are the user's program
+        said = f"{type(error).__name__}: {error}"
+    raise Unfit(said[:_MOST_CHARACTERS])
+
+
+def _is_integer(_: Any, value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value == int(value) and -(2**63) <= value < 2**63
 
 
 def closed(schema: Any) -> Any:
@@ -79,13 +95,19 @@ def closed(schema: Any) -> Any:
         return [closed(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    # What allOf joins must stay open: each of its parts lists only some of the properties.
-    made = {
-        name: value if name in _VALUES or name == "allOf" else closed(value) for name, value in schema.items()
-    }
+    made = {name: _closed_below(name, value) for name, value in schema.items()}
     if isinstance(schema.get("properties"), dict) and not _OPEN & schema.keys():
         made["additionalProperties"] = False
     return made
+
+
+def _closed_below(name: str, value: Any) -> Any:
+    # What allOf joins must stay open: each of its parts lists only some of the properties.
+    if name in _VALUES or name == "allOf":
+        return value
+    if name in _NAMED and isinstance(value, dict):
+        return {inner: closed(schema) for inner, schema in value.items()}
+    return closed(value)
 
 
 def form(given: str | Path | dict[str, Any] | type[BaseModel] | None) -> Form | None:

@@ -13,8 +13,8 @@ PACKAGES = {"api": {"api", "jobs"}, "jobs": {"jobs"}, "worker": {"worker", "jobs
 HEAVY = ("torch", "transformers", "tokenizers", "numpy")
 # What a host that only submits or serves the API does not install.
 WORKER_ONLY = (*HEAVY, "accelerate", "gguf", "jinja2", "llguidance")
-# What only jobs.dataset imports, which is loaded when `longhaul generate` runs.
-DATA_ONLY = ("duckdb", "pyarrow")
+# What only jobs.dataset imports, and that only when `longhaul generate` runs.
+DATA_ONLY = ("datasketch", "duckdb", "jsonschema", "pyarrow", "re2")
 
 
 def _modules(package: str) -> list[Path]:
@@ -46,17 +46,24 @@ def test_a_package_imports_only_what_is_below_it(package: str) -> None:
 @pytest.mark.parametrize("package", ["api", "jobs"])
 def test_a_host_without_the_worker_extra_can_load_every_module(package: str) -> None:
     for path in _modules(package):
-        heavy = set(_imports(path, at_load=True)) & set(WORKER_ONLY)
+        heavy = set(_imports(path, at_load=True)) & {*WORKER_ONLY, *DATA_ONLY}
+        if path.parent == ROOT / "jobs" / "dataset":  # which of them loads when, the tests below see
+            heavy -= {*DATA_ONLY, "jinja2", "numpy"}
         assert not heavy, f"{path.relative_to(ROOT)} imports {heavy} when it is loaded"
 
 
+def _is_data(path: Path) -> bool:
+    """Tell whether a module is loaded only when `longhaul generate` runs, which needs the extra `data`."""
+    return path.parent == ROOT / "jobs" / "dataset" and path.stem not in ("__init__", "command")
+
+
 @pytest.mark.timeout(60)
-def test_loading_the_api_and_jobs_loads_neither_torch_nor_transformers() -> None:
+def test_loading_the_api_and_jobs_loads_neither_what_runs_models_nor_what_reads_datasets() -> None:
     modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for package in ("api", "jobs")
         for path in _modules(package)
-        if path.stem not in ("__main__", "__init__") and path.parent.name != "dataset"
+        if path.stem not in ("__main__", "__init__") and not _is_data(path)
     ]
     script = (
         "import importlib, sys\n"
@@ -80,3 +87,34 @@ def test_loading_the_worker_and_its_command_loads_no_torch() -> None:
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.timeout(60)
+def test_loading_all_of_datasets_loads_neither_torch_nor_transformers() -> None:
+    modules = [f"jobs.dataset.{path.stem}" for path in _modules("jobs") if _is_data(path)]
+    assert modules
+    script = (
+        "import importlib, sys\n"
+        f"for name in {modules}: importlib.import_module(name)\n"
+        "print([name for name in ('torch', 'transformers', 'worker') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"]])
+def test_help_loads_nothing_that_is_slow(arguments: list[str]) -> None:
+    script = (
+        "import sys\n"
+        "from jobs import cli\n"
+        f"cli.main({arguments}, standalone_mode=False)\n"
+        f"print([name for name in {WORKER_ONLY + DATA_ONLY} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "Usage" in done.stdout
