@@ -1,141 +1,39 @@
 """The command `longhaul generate`. What it needs of Arrow and the rest is imported when it runs."""
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
 
 from jobs import errors
+from jobs.dataset import command_options
 
 if TYPE_CHECKING:
     from jobs.dataset import calling, steps
     from jobs.dataset import making as makings
 
-FORMATS = ("parquet", "jsonl", "messages", "sharegpt")
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_PROMPTS = ("prompt", "template", "system", "chat", "raw")
-_NEAR = 0.8
-
-_PROMPT = [
-    click.option(
-        "--prompt", metavar="TEXT", help="The user's message: a Jinja2 template over the columns of a row."
-    ),
-    click.option("template", "--template", type=_FILE, help="The same from a file."),
-    click.option("--system", metavar="TEXT", help="The system message, a template too."),
-    click.option(
-        "chat",
-        "--chat",
-        type=_FILE,
-        help="YAML: a list of messages (role, content), as for few-shot prompts.",
-    ),
-    click.option("pipeline", "--pipeline", type=_FILE, help="YAML: several steps (docs/datasets.md)."),
-    click.option(
-        "--raw", is_flag=True, help="Complete the prompt as it is, without the model's chat template."
-    ),
-]
-_ROWS = [
-    click.option("--columns", metavar="A,B", help="Columns of the input to keep.  [default: all]"),
-    click.option("--where", metavar="SQL", help='Take the rows for which this is true: "len(text) < 2000".'),
-    click.option("--limit", type=click.IntRange(min=1), help="Take the first N of these rows."),
-    click.option(
-        "--reorder", is_flag=True, help="Run rows with equal beginnings together; outputs keep their order."
-    ),
-]
-_MODEL = [
-    click.option(
-        "--model", required=True, help="Hub id, directory or GGUF file; with --submit the name served there."
-    ),
-    click.option(
-        "--samples", type=click.IntRange(1, 1000), default=1, show_default=True, help="Outputs for each row."
-    ),
-    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
-    click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens of an output."),
-    click.option(
-        "--temperature", type=click.FloatRange(0, 2), help="0 takes the likeliest tokens.  [default: 1]"
-    ),
-    click.option("--top-p", type=click.FloatRange(0, 1, min_open=True)),
-    click.option("--top-k", type=click.IntRange(min=-1)),
-    click.option("--min-p", type=click.FloatRange(0, 1)),
-    click.option("--stop", multiple=True, metavar="TEXT", help="End an output before this. Up to four."),
-    click.option("--max-running", type=click.IntRange(min=1), help="Most requests in the running batch."),
-    click.option("--device", help="auto, cpu, cuda, cuda:0, ..."),
-]
-_SCHEMA = [
-    click.option(
-        "schema", "--schema", metavar="FILE|MODULE:MODEL", help="JSON schema or pydantic model of an output."
-    ),
-    click.option(
-        "--retries", type=click.IntRange(0, 100), default=0, help="Try so often again what is not valid."
-    ),
-    click.option("--keep-invalid", is_flag=True, help="Keep outputs that are not valid, with `valid` false."),
-]
-_QUALITY = [
-    click.option("--min-chars", type=click.IntRange(min=0), help="Leave out shorter outputs."),
-    click.option("--max-chars", type=click.IntRange(min=0), help="Leave out longer outputs."),
-    click.option("--match", metavar="REGEX", help="Keep outputs in which this is found."),
-    click.option("--reject", metavar="REGEX", help="Leave out outputs in which this is found."),
-    click.option(
-        "--dedupe", metavar="exact|near|SHARE", help="Leave out equal outputs, or near ones.  [near: 0.8]"
-    ),
-    click.option(
-        "--judge", metavar="TEXT", help="Prompt for a score of 1 to 10; with --samples the best is kept."
-    ),
-    click.option("--judge-least", type=float, metavar="SCORE", help="Leave out what the judge gives less."),
-    click.option(
-        "on",
-        "--on",
-        metavar="COLUMN",
-        default="output",
-        show_default=True,
-        help="Which column these look at.",
-    ),
-]
-_REMOTE = [
-    click.option("--submit", metavar="URL", help="Have a Longhaul elsewhere compute it."),
-    click.option("--api-key", envvar="LONGHAUL_API_KEY", metavar="KEY"),
-    click.option(
-        "--job-rows",
-        type=click.IntRange(1, 50_000),
-        default=50_000,
-        show_default=True,
-        help="Requests a job.",
-    ),
-]
-_OUTPUT = [
-    click.option(
-        "-o", "--output", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR"
-    ),
-    click.option("format", "--format", type=click.Choice(FORMATS), default="parquet", show_default=True),
-    click.option("--overwrite", is_flag=True, help="Take another recipe than the one that DIR was made by."),
-    click.option(
-        "--cache", type=click.Path(file_okay=False, path_type=Path), help="Keep outputs for other runs, too."
-    ),
-    click.option(
-        "--preview", type=click.IntRange(min=1), metavar="N", help="Print the outputs of N rows and stop."
-    ),
-    click.option(
-        "--cost-per-hour", type=click.FloatRange(min=0), help="What a worker costs, for the report."
-    ),
-    click.option("as_json", "--json", is_flag=True, help="Print the summary (or the preview) as JSON."),
-    click.option("engine", "--engine", type=click.Choice(["auto", "echo"]), default="auto", hidden=True),
-]
-
-
-def _all(options: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
-    def add(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
+_FILTERS = ("min_chars", "max_chars", "match", "reject")
+_PARAMETERS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "stop")
+_OF_A_STEP = {
+    *("prompt", "template", "system", "chat", "raw", "samples", "seed", "schema", "retries", "keep_invalid"),
+    *("dedupe", "judge", "judge_least", "on", *_FILTERS, *_PARAMETERS),
+}
+_EXCLUSIVE = (
+    *(("prompt", "template"), ("prompt", "chat"), ("template", "chat"), ("system", "chat")),
+    *(("raw", "system"), ("raw", "schema"), ("submit", "device"), ("submit", "max_running")),
+)
+_NEEDS = {
+    "judge_least": ("judge",),
+    "retries": ("schema",),
+    "keep_invalid": ("schema",),
+    "on": ("dedupe", *_FILTERS),
+}
 
 
 @click.command()
 @click.argument("source", metavar="INPUT")
-@_all(_OUTPUT + _PROMPT + _ROWS + _MODEL + _SCHEMA + _QUALITY + _REMOTE)
+@command_options.all_of_them
 def generate(**given: Any) -> None:
     """Make a dataset out of a dataset: a prompt for each row of INPUT, and what a model answers to it.
 
@@ -145,17 +43,18 @@ def generate(**given: Any) -> None:
     stopped it, and runs only rows that are new or changed.
 
     \b
-    longhaul generate data.parquet -o out/ --model org/model --prompt 'Rewrite for a child: {{ text }}'
+    longhaul generate data.parquet -o out/ --model org/model --prompt 'For a child: {{ text }}'
     longhaul generate data.csv -o out/ --model org/model --template ask.jinja --preview 5
     longhaul generate 'logs/*.jsonl.gz' -o out/ --model org/model --schema tags.json \\
         --prompt 'Classify: {{ line }}' --where "len(line) < 2000" --temperature 0
-    longhaul generate tasks.jsonl -o out/ --model org/model --prompt '{{ task }}' --samples 4 --dedupe near \\
-        --judge 'Rate this answer to "{{ task }}" from 1 to 10: {{ output }}'
-    longhaul generate data.parquet -o out/ --model served-name --prompt '{{ text }}' --submit http://host:8000
+    longhaul generate tasks.jsonl -o out/ --model org/model --prompt '{{ task }}' --samples 4 \\
+        --judge 'Rate this answer to "{{ task }}" from 1 to 10: {{ output }}' --dedupe near
+    longhaul generate data.parquet -o out/ --model served-name --prompt '{{ text }}' \\
+        --submit http://host:8000
 
     \b
-    Exit codes: 0 every row has its output, 3 some failed or are not valid, 1 an error that the message names,
-    130 interrupted (the same command goes on).
+    Exit codes: 0 every row has its output, 3 some failed or are not valid, 1 an error that the
+    message names, 2 wrong usage, 130 interrupted (the same command goes on).
     """
     from jobs.dataset import calling, publishing, report
 
@@ -217,40 +116,52 @@ def _pipeline(given: dict[str, Any]) -> "steps.Pipeline":
     """Return the steps that the options name: generate, filter, judge, dedupe."""
     from jobs.dataset import steps
 
+    _check(given)
     if given["pipeline"]:
-        for name in (*_PROMPTS, "schema", "judge", "dedupe"):
-            if given[name]:
-                raise click.UsageError(f"--{name} and --pipeline: write it into the pipeline's steps.")
         return steps.read(given["pipeline"])
-    parameters = _parameters(given)
-    made: list[dict[str, Any]] = [{"generate": _generate(given, parameters)}]
-    asked = {
-        name: given[name] for name in ("min_chars", "max_chars", "match", "reject") if given[name] is not None
-    }
-    if asked:
-        made.append({"filter": {"column": given["on"]} | asked})
+    made: list[dict[str, Any]] = [{"generate": _generate(given)}]
+    filters = {name: given[name] for name in _FILTERS if given[name] is not None}
+    if filters:
+        made.append({"filter": {"column": given["on"]} | filters})
     if given["judge"]:
         judge = {"prompt": given["judge"], "best": given["samples"] > 1, "least": given["judge_least"]}
         made.append({"judge": judge | {"seed": given["seed"]}})
-    elif given["judge_least"] is not None:
-        raise click.UsageError("--judge-least needs --judge.")
     if given["dedupe"]:
         made.append({"dedupe": {"column": given["on"], "near": _near(given["dedupe"])}})
     return steps.pipeline(made, "The options")
 
 
-def _generate(given: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
-    named = [name for name in _PROMPTS if given[name]]
-    if not {"prompt", "template", "chat"} & set(named):
+def _check(given: dict[str, Any]) -> None:
+    """Refuse options that do not go together, or of which one would do nothing."""
+    said = _said()
+    for name in sorted(said & _OF_A_STEP) if "pipeline" in said else ():
+        raise click.UsageError(f"{_option(name)} and --pipeline: write it into the pipeline's steps.")
+    for name, needed in _NEEDS.items():
+        if name in said and not said & set(needed):
+            raise click.UsageError(f"{_option(name)} needs {' or '.join(map(_option, needed))}.")
+    for one, other in _EXCLUSIVE:
+        if {one, other} <= said:
+            raise click.UsageError(f"{_option(one)} and {_option(other)} do not go together.")
+    if not said & {"prompt", "template", "chat", "pipeline"} or given["prompt"] == "":
         raise click.UsageError(
-            "Give a prompt: --prompt TEXT, --template FILE, --chat FILE.yaml or --pipeline FILE."
+            "Give a prompt: --prompt TEXT, --template FILE, --chat FILE or --pipeline FILE."
         )
-    if len({"prompt", "template", "chat"} & set(named)) > 1 or {"chat", "system"} <= set(named):
-        raise click.UsageError(f"--{' and --'.join(named)}: one of them is enough.")
-    if given["raw"] and given["system"]:
-        raise click.UsageError("--raw completes one text: it takes no --system.")
+
+
+def _said() -> set[str]:
+    """Return the options that the command line has."""
+    context = click.get_current_context()
+    line = click.core.ParameterSource.COMMANDLINE
+    return {name for name in context.params if context.get_parameter_source(name) is line}
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _generate(given: dict[str, Any]) -> dict[str, Any]:
     names = ("raw", "samples", "seed", "schema", "retries", "keep_invalid")
-    return {name: given[name] for name in names} | parameters | _messages(given)
+    return {name: given[name] for name in names} | _parameters(given) | _messages(given)
 
 
 def _messages(given: dict[str, Any]) -> dict[str, Any]:
@@ -263,13 +174,14 @@ def _messages(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(given: dict[str, Any]) -> dict[str, Any]:
-    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "stop")
-    return {name: given[name] for name in names if given[name] not in (None, ())}
+    return {name: given[name] for name in _PARAMETERS if given[name] not in (None, ())}
 
 
 def _near(text: str) -> float | None:
+    from jobs.dataset import steps
+
     if text in ("exact", "near"):
-        return None if text == "exact" else _NEAR
+        return None if text == "exact" else steps.NEAR
     try:
         return float(text)
     except ValueError:
