@@ -37,11 +37,12 @@ def generate(
 ) -> "pa.Table":
     """Have a model answer a prompt for each row; return the rows with what it answered, in their order.
 
-    `rows`: a table, a list of dicts, or whatever `longhaul generate` takes as INPUT. `prompt`, `system`, and the
-    contents of `messages` are Jinja2 templates over a row's columns. `schema`: a pydantic model, a JSON schema or
-    a file of one: then there is a column for each property. `parameters`: max_tokens, temperature, top_p, top_k,
-    min_p, stop. `pipeline`: steps in place of the one prompt. `output`: a directory to keep the dataset in; the same
-    call goes on there after a crash. Without it nothing is kept. `submit`: the URL of a Longhaul elsewhere.
+    `rows`: a table, a list of dicts, or whatever `longhaul generate` takes as INPUT. `prompt`, `system`, and
+    the contents of `messages` are Jinja2 templates over a row's columns. `schema`: a pydantic model, a JSON
+    schema or a file of one: then there is a column for each property. `parameters`: max_tokens, temperature,
+    top_p, top_k, min_p, stop. `pipeline`: steps in place of the one prompt. `output`: a directory to keep the
+    dataset in; the same call goes on there after a crash. Without it nothing is kept. `submit`: the URL of a
+    Longhaul elsewhere.
 
     Rows that failed are not in the table: with `output` they are in its errors.parquet. Raises
     errors.LonghaulError for all that is wrong with the call.

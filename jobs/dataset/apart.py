@@ -1,13 +1,12 @@
-"""What is not among the rows of a dataset: rows that failed, and outputs without their form, each in a file of its own."""
+"""What is not among the rows of a dataset: rows that failed and outputs without their form."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import orjson
 import pyarrow as pa
 
-from jobs.dataset import rows, shards, writing
+from jobs.dataset import json_rows, rows, shards, writing
 
 ERRORS, INVALID = "errors", "invalid"
 _AT_ONCE = 1000
@@ -47,7 +46,7 @@ _SCHEMAS = {
 
 
 class Apart:
-    """Takes faults and invalid outputs, and writes errors.parquet and invalid.parquet, where there are any."""
+    """Takes faults and invalid outputs, and writes errors.parquet and invalid.parquet if there are any."""
 
     def __init__(self, directory: Path) -> None:
         self._writers = {
@@ -74,7 +73,7 @@ class Apart:
         self._add(ERRORS, asdict(fault))
 
     def invalid(self, output: Invalid) -> None:
-        given = orjson.dumps(output.input, default=str).decode()
+        given = json_rows.encoded(output.input).decode().rstrip("\n")
         self._add(INVALID, asdict(output) | {"input": given})
 
     def publish(self) -> tuple[shards.File, ...]:

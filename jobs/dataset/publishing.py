@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from jobs import progress
-from jobs.dataset import calling, card, making, report, steps
+from jobs.dataset import calling, card, making, report, steps, validation
 
 _SERVED = {"resumed": "of an earlier run", "from_cache": "from the cache", "shared": "equal to others"}
 _LIBRARIES = ("longhaul", "torch", "transformers", "pyarrow", "jinja2")
@@ -32,23 +32,26 @@ def lines(summary: dict[str, Any]) -> list[str]:
     apart += [f"{count:,} left out by {name}" for name, count in summary["dropped"].items()]
     said += [f"  {', '.join(apart)}"] if apart else []
     for name, step in summary["steps"].items():
-        earlier = [
-            f"{step[key]:,} {word}" for key, word in (("resumed", "of an earlier run"), ("from_cache", "from the cache"))
-            if step[key]
-        ]  # fmt: skip
-        said.append(
-            f"  {name}: {step['requests']:,} requests"
-            + (f" ({', '.join(earlier)} beside them)" if earlier else "")
-            + f", {step['prompt_tokens']:,} prompt tokens ({step['cached_tokens']:,} cached),"
-            f" {step['completion_tokens']:,} output tokens in {progress.span(step['seconds'])}"
-            + (f", {step['output_tokens_per_second']:,.1f}/s" if step["output_tokens_per_second"] else "")
-        )
-        if step["latency_seconds"]["p50"] is not None:
-            p50, p90 = step["latency_seconds"]["p50"], step["latency_seconds"]["p90"]
-            said.append(f"    seconds a request: p50 {p50:.2f}, p90 {p90:.2f}")
+        said += _of_step(name, step)
     cost = "" if summary["cost"] is None else f", cost {summary['cost']:,.2f}"
     said.append(f"  {summary['worker_hours']:.3f} worker-hours{cost}")
     said += [f"  {summary['directory']}/{file['name']}" for file in summary["files"]]
+    return said
+
+
+def _of_step(name: str, step: dict[str, Any]) -> list[str]:
+    words = {"resumed": "of an earlier run", "from_cache": "from the cache"}
+    earlier = [f"{step[key]:,} {word}" for key, word in words.items() if step[key]]
+    rate = step["output_tokens_per_second"]
+    said = [
+        f"  {name}: {step['requests']:,} requests"
+        + (f" ({', '.join(earlier)} beside them)" if earlier else "")
+        + f", {step['prompt_tokens']:,} prompt tokens ({step['cached_tokens']:,} cached),"
+        f" {step['completion_tokens']:,} output tokens in {progress.span(step['seconds'])}"
+        + (f", {rate:,.1f}/s" if rate else "")
+    ]
+    if (p50 := step["latency_seconds"]["p50"]) is not None:
+        said.append(f"    seconds a request: p50 {p50:.2f}, p90 {step['latency_seconds']['p90']:.2f}")
     return said
 
 
@@ -103,7 +106,7 @@ def _facts(made: making.Making, asked: calling.Asked, summary: dict[str, Any]) -
         model=made.backend.model,
         revision=made.backend.revision,
         command=asked.command,
-        recipe=_recipe(asked),
+        recipe=_recipe(made, asked),
         versions=_versions(),
         inputs=_inputs(made.source.identity()),
         counts={
@@ -129,28 +132,29 @@ def _inputs(found: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"path": path, "bytes": size} for path, size, _ in found["files"]]
 
 
-def _recipe(asked: calling.Asked) -> dict[str, Any]:
-    first = asked.pipeline.steps[0]
+def _recipe(made: making.Making, asked: calling.Asked) -> dict[str, Any]:
+    """Return what makes the rows, schemas in full: a file's name is of no use to others."""
     chosen = {
         "columns": ", ".join(asked.columns) if asked.columns else None,
         "where": asked.where,
         "limit": asked.limit,
         "format": asked.options.format,
     }
-    if len(asked.pipeline.steps) > 1 or not isinstance(first, steps.Generate):
-        return {"steps": [_said(step) for step in asked.pipeline.steps]} | chosen
-    said = _said(first)
-    return {
-        name: said.get(name) for name in ("system", "prompt", "messages", "samples", "seed", "schema")
-    } | {
-        **first.parameters.said(),
-        **chosen,
-    }
+    forms = {model.step.name: model.form for model in made.prepared.models}
+    said = [_said(step, forms) for step in asked.pipeline.steps]
+    first = asked.pipeline.steps[0]
+    if len(said) > 1 or not isinstance(first, steps.Generate):
+        return {"steps": said} | chosen
+    named = ("system", "prompt", "messages", "raw", "samples", "seed", "schema", "retries", "keep_invalid")
+    return {name: said[0].get(name) for name in named} | first.parameters.said() | chosen
 
 
-def _said(step: steps.AnyStep) -> dict[str, Any]:
+def _said(step: steps.AnyStep, forms: dict[str, validation.Form | None]) -> dict[str, Any]:
     """Return what a step was told, as its file would say it."""
     said = step.model_dump(mode="json", by_alias=True, exclude_defaults=True, fallback=str)
+    if "schema" in said and isinstance(step, steps.Generate | steps.Judge):
+        form = forms[step.name]
+        said["schema"] = form.schema if form else None
     return {"kind": step.kind} | said
 
 

@@ -1,4 +1,4 @@
-"""What a run says of itself: one live line on a terminal, plain lines elsewhere, and the figures at its end."""
+"""What a run says of itself: one live line on a terminal, plain lines elsewhere."""
 
 import math
 import os
@@ -69,7 +69,7 @@ class View(Protocol):
 
 
 class Report:
-    """Counts a generation, and tells a view of it. `expected` are its requests so far, resumed ones included."""
+    """Counts a generation, and tells a view of it. `expected` are its requests, with those served already."""
 
     def __init__(
         self, view: View, title: str, expected: int, clock: Callable[[], float] = time.monotonic
@@ -102,11 +102,9 @@ class Report:
     @contextmanager
     def job(self) -> Iterator[work.Listener]:
         """Give a listener to whoever runs a job."""
-        before, began, latest = self.counts.done, self._clock(), work.Progress()
+        before, began = self.counts.done, self._clock()
 
         def hear(now: work.Progress) -> None:
-            nonlocal latest
-            latest = now
             self.counts.done = before + now
             self._show()
 

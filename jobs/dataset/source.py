@@ -142,7 +142,7 @@ def _filter(expression: str | None, schema: pa.Schema) -> where.Where | None:
 
 
 def _limited(batches: Iterator[Rows], limit: int, waiting: list[Fault], tell: OnFault) -> Iterator[Rows]:
-    """Yield the first rows, and tell of what is wrong before the last of them: a reader looks further ahead."""
+    """Yield the first rows; tell of what is wrong before the last of them: a reader looks further ahead."""
     left = limit
     while left > 0:
         each = next(batches, None)

@@ -1,6 +1,6 @@
-"""What can be said before any work: the first prompt, lengths, how much is shared, and what would share more."""
+"""What can be said before any work: the first prompt, lengths, what is shared, and what would share more."""
 
-import os
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,13 @@ _MOST_CHARACTERS = 2000
 _UNIQUE = 0.9
 """A column with more distinct values than this share of the rows is taken to be different in each."""
 
+_WORTH = 0.05
+"""Another order is named if it shares so much more."""
+
 
 @dataclass(frozen=True)
 class Survey:
-    """What the first rows tell. `lengths` are of prompts, in `unit` (tokens or characters): least, median, most.
+    """What the first rows tell. `lengths` of prompts in `unit` (tokens or characters): least, median, most.
 
     `shared` is the part of all prompts that an earlier one begins with, 0 to 1; `advice` the order of the
     template's parts that would share more, and how much, None where there is no better one.
@@ -42,22 +45,23 @@ class Survey:
         said.append(f"Rows: {rows:,}" + (f", {samples} samples each" if samples > 1 else ""))
         if self.lengths:
             least, median, most = self.lengths
-            told = f"Prompt {self.unit} of the first {self.sampled:,}: least {least:,}, median {median:,}, most {most:,}"
-            said.append(told + ("" if self.unit == "tokens" else " (the tokenizer is not here)"))
+            spread = f"least {least:,}, median {median:,}, most {most:,}"
+            why = "" if self.unit == "tokens" else " (the tokenizer is not here)"
+            said.append(f"Prompt {self.unit} of the first {self.sampled:,}: {spread}{why}")
             said.append(f"Expected prefix hits: {self.shared:.0%} of the {self.unit}")
         if self.unfit:
             said.append(f"{self.unfit:,} of the first {self.sampled + self.unfit:,} rows have no prompt")
         if self.advice:
             said.append(
-                f"With the template's parts in another order {self.advice.shared:.0%} of its characters would be"
-                f" shared, not {self.advice.now:.0%}: {', '.join(self.advice.order)}"
+                f"With the template's parts in another order {self.advice.shared:.0%} of its characters would"
+                f" be shared, not {self.advice.now:.0%}: {', '.join(self.advice.order)}"
             )
         return said
 
 
 @dataclass(frozen=True)
 class Advice:
-    """An order of a template's parts; what of the characters is shared now and what would be with it, 0 to 1."""
+    """An order of a template's parts; what of the characters is shared now, and would be then, 0 to 1."""
 
     order: tuple[str, ...]
     now: float
@@ -100,16 +104,17 @@ def share(prompts: Sequence[Any]) -> float:
     """Return the part of all prompts that begins another one before it, when they are sorted."""
     total = sum(map(len, prompts))
     ordered = sorted(prompts)
-    common = sum(_common(one, other) for one, other in zip(ordered, ordered[1:], strict=False))
+    common = sum(_common(one, other) for one, other in itertools.pairwise(ordered))
     return common / total if total else 0.0
 
 
 def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    if isinstance(one, str) and isinstance(other, str):
-        return len(os.path.commonprefix([one, other]))
-    return next(
-        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
+    """Return how long the beginning is that two prompts have in common."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    return low
 
 
 def _first(rows: source.Source, columns: list[str]) -> list[dict[str, Any]]:
@@ -165,30 +170,28 @@ def _advice(made: prompt.Prompt, records: list[dict[str, Any]]) -> Advice | None
     """
     parts = made.parts()
     fields = [part for part in parts if part.columns]
-    if len(records) < 2 or not fields or any(prompt.ROW in part.columns for part in fields):
+    if len(records) < 2 or any(prompt.ROW in part.columns for part in fields):
         return None
-
-    def value(part: prompt.Part, record: dict[str, Any]) -> str:
-        return "\x1f".join(str(record[column]) for column in part.columns)
-
-    def saved(part: prompt.Part) -> float:
-        values = [value(part, record) for record in records]
-        return statistics.fmean(map(len, values)) * (1 - len(set(values)) / len(values))
-
     constants = [part for part in parts if not part.columns and part.text.strip()]
-    ordered = [*constants, *sorted(fields, key=saved, reverse=True)]
-
-    def texts(order: Sequence[prompt.Part]) -> list[str]:
-        return [
-            "".join(value(part, record) if part.columns else part.text for part in order)
-            for record in records
-        ]
-
-    now, then = share(texts(parts)), share(texts(ordered))
-    if then < now + 0.05:
+    ordered = [*constants, *sorted(fields, key=lambda part: _saved(part, records), reverse=True)]
+    now, then = share(_texts(parts, records)), share(_texts(ordered, records))
+    if then < now + _WORTH:
         return None
     order = tuple(" + ".join(part.columns) if part.columns else _short(part.text) for part in ordered)
     return Advice(order, now, then)
+
+
+def _saved(part: prompt.Part, records: list[dict[str, Any]]) -> float:
+    values = [_value(part, record) for record in records]
+    return statistics.fmean(map(len, values)) * (1 - len(set(values)) / len(values))
+
+
+def _texts(order: Sequence[prompt.Part], records: list[dict[str, Any]]) -> list[str]:
+    return ["".join(_value(part, record) for part in order) for record in records]
+
+
+def _value(part: prompt.Part, record: dict[str, Any]) -> str:
+    return "\x1f".join(str(record[column]) for column in part.columns) if part.columns else part.text
 
 
 def _short(text: str) -> str:
