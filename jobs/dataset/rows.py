@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -58,3 +58,25 @@ def fitting(batch: pa.RecordBatch, held: int = BATCH_BYTES) -> int:
 
 def ignore(fault: Fault) -> None:
     """Do nothing about a record that cannot be read."""
+
+
+def records(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as Python values. Times lose their nanoseconds, which Python's have no place for."""
+    schema = pa.schema([field.with_type(_micro(field.type)) for field in batch.schema])
+    plain = batch if schema.equals(batch.schema) else batch.cast(schema, safe=False)
+    found: list[dict[str, Any]] = plain.to_pylist()
+    return found
+
+
+def _micro(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if pa.types.is_time64(kind):
+        return pa.time64("us")
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_micro(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_micro(kind.value_type)))
+    return kind

@@ -141,7 +141,8 @@ class Shape:
         return source.Rows(numbers, pa.RecordBatch.from_arrays([*given, *own], schema=self.schema))
 
     def _invalid(self, rows: source.Rows, record: "_Record", place: Callable[[int], str]) -> apart.Invalid:
-        (given,) = json_rows.rows(rows.batch.select(self._shown).slice(record.answer.index, 1))
+        shown = rows.batch.select(self._shown).slice(record.answer.index, 1)
+        given = next(json_rows.rows(shown), {})
         told = (record.output.error or ("", ""))[1]
         text, sample = record.output.text or "", record.answer.sample
         return apart.Invalid(record.row, place(record.row), sample, self._step, text, told, given)

@@ -8,6 +8,7 @@ from typing import Any
 
 from jobs import tokens
 from jobs.dataset import prompt, recipe, source
+from jobs.dataset import rows as in_rows
 
 SAMPLE_ROWS = 1000
 _MOST_CHARACTERS = 2000
@@ -120,7 +121,7 @@ def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
 def _first(rows: source.Source, columns: list[str]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for batch in rows.rows():
-        found += batch.batch.select(columns).slice(0, SAMPLE_ROWS - len(found)).to_pylist()
+        found += in_rows.records(batch.batch.select(columns).slice(0, SAMPLE_ROWS - len(found)))
         if len(found) >= SAMPLE_ROWS:
             break
     return found

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -151,3 +152,13 @@ def test_rows_are_sorted_by_what_repeats_before_the_first_that_never_does(
 ) -> None:
     rows = [row | {"lang": "en", "more": "x"} for row in REPEATED]
     assert looked(text, rows).repeated == repeated
+
+
+def test_times_with_nanoseconds_can_be_in_a_prompt() -> None:
+    stamps = pa.array([1_700_000_000_000_000_001], pa.timestamp("ns"))
+    made_by = recipe.Recipe(
+        model="m", fingerprint="f", messages=[recipe.Message(role="user", content="{{ t }}")]
+    )
+    rows = source.open_source(pa.table({"t": stamps}))
+    found = survey.survey(rows, prompt.Prompt(made_by.messages), made_by, None, 1)
+    assert found.first == [{"role": "user", "content": "2023-11-14 22:13:20"}]
