@@ -56,6 +56,24 @@ def test_keys_are_equal_when_all_that_decides_an_output_is_and_only_then(one: An
     assert (one[0].key(*one[1:]) == other[0].key(*other[1:])) == same
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "n"},
+        {"fingerprint": "g"},
+        {"seed": 1},
+        {"output_schema": SCHEMA},
+        {"endpoint": recipe.COMPLETION},
+        *({"parameters": {name: 1}} for name in recipe.Parameters.model_fields if name != "stop"),
+        {"parameters": {"stop": ["a"]}},
+    ],
+)
+def test_each_thing_alone_that_decides_an_output_changes_its_key(changes: dict[str, Any]) -> None:
+    keys = {made().key(said(), 0, 0), made().key(said(), 1, 0), made().key(said(), 0, 1)}
+    assert len(keys) == 3
+    assert made(**changes).key(said(), 0, 0) not in keys
+
+
 @given(ASKED)
 def test_a_key_outlives_the_process_that_wrote_the_recipe_down(asked: Any) -> None:
     made_by, *rest = asked
