@@ -22,8 +22,8 @@ class EngineMissing(errors.LonghaulError):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run is to do. `place` is what `source.open_source` takes; `engine` are settings of this machine's
-    engine (max_running, device) and of the model's (engine).
+    """What a run is to do. `place`: as `source.open_source` takes it; `settings`, `model_settings`: of the
+    engine here.
     """
 
     place: source.Place
@@ -33,7 +33,7 @@ class Asked:
     columns: Sequence[str] | None = None
     where: str | None = None
     limit: int | None = None
-    options: making.Options = making.Options()
+    options: making.Options = field(default_factory=making.Options)
     submit: str | None = None
     api_key: str | None = field(default=None, repr=False)
     settings: dict[str, Any] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """One generation: the outputs of all rows that have none yet, a job of bounded size at a time.
 
-First `run` streams the rows, renders their prompts and has jobs computed; then `answered` streams them again, in
-their own order, each with what came of it. Nothing that grows with the number of rows is in memory.
+First `run` streams the rows, renders their prompts and has jobs computed; then `answered` streams them again,
+in their own order, each with what came of it. Nothing that grows with the number of rows is in memory.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of one sample of a row: `index` is its place in the batch; `fault` says why nothing was asked."""
+    """What came of one sample of a row, at `index` in its batch; `fault` says why nothing was asked."""
 
     index: int
     row: int
@@ -84,7 +84,7 @@ class Generation:
             self._take_up()
             needed = self.prompt.columns(rows.schema.names)
             for batch in rows.rows():
-                self._ask(batch.numbers.to_pylist(), batch.batch.select(needed).to_pylist())
+                self._ask(batch.numbers.to_pylist(), source.records(batch.batch.select(needed)))
             while self._writing or self._under_way:
                 if self._writing:
                     self._launch()

@@ -45,8 +45,7 @@ class Busy(errors.Conflict):
 
 
 class NotADataset(errors.Conflict):
-    """{directory} has files in it, and {work}, with what is known of them, is not there. --overwrite replaces a
-    dataset; another -o leaves it alone."""
+    """{directory} has files of no known run ({work} is gone). Give another -o, or --overwrite."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class Making:
         schema = self.prepared.schema
         with self._aside() as aside, writing.Writer(self.directory, schema, self._options.format) as writer:
             for each in self._records():
-                writer.add(each.batch.select(schema.names))
+                writer.add(self.prepared.published(each.batch))
             writer.publish()
             self.made.rows, self.made.files = writer.rows, (*writer.files, *aside.publish())
         return self.made
@@ -160,7 +159,7 @@ class Making:
         self._rows = self.source.narrowed(self.source.schema.names, limit=rows)
         with self._aside():
             for each in self._records():
-                yield from each.batch.select(self.prepared.schema.names).to_pylist()
+                yield from source.records(self.prepared.published(each.batch))
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[apart.Apart]:
@@ -268,7 +267,7 @@ class Making:
         aside = self._apart
         assert aside is not None
         for batch, answers in answered:
-            records = batch.batch.to_pylist() if shaped.takes_messages else []
+            records = source.records(batch.batch) if shaped.takes_messages else []
 
             def rendered(index: int, records: list[dict[str, Any]] = records) -> list[dict[str, str]]:
                 return made.prompt.render(records[index])

@@ -26,14 +26,14 @@ CHATS = ("messages", "sharegpt")
 
 @dataclass(frozen=True)
 class Model:
-    """A step that takes a model. `conversation` and `messages` name columns that others need."""
+    """A step that takes a model. A later one needs the column `conversation`; with `chat` the format does."""
 
     step: steps.Generate | steps.Judge
     recipe: recipe.Recipe
     form: validation.Form | None
     directory: Path
     conversation: str | None
-    messages: str | None
+    chat: bool
 
     @property
     def samples(self) -> int:
@@ -49,8 +49,8 @@ class Model:
             keep_invalid=isinstance(step, steps.Generate) and step.keep_invalid,
             output=step.output if isinstance(step, steps.Generate) else "judgement",
             measured=isinstance(step, steps.Generate),
-            messages=self.messages,
             conversation=self.conversation,
+            chat=self.chat,
             step=step.name,
         )
 
@@ -122,16 +122,21 @@ class Prepared:
         )
         place = self._directory / f"{number:02d}-{step.name}"
         talk = _talk(step.name) if self._is_continued(step.name) else None
-        return Model(step, made_by, form, place, talk, self._messages(step))
+        return Model(step, made_by, form, place, talk, self._is_chat(step))
 
     def _is_continued(self, name: str) -> bool:
         return any(
             isinstance(step, steps.Generate) and step.continues == name for step in self._pipeline.steps
         )
 
-    def _messages(self, step: steps.Generate | steps.Judge) -> str | None:
+    def _is_chat(self, step: steps.Generate | steps.Judge) -> bool:
         generating = [other for other in self._pipeline.steps if isinstance(other, steps.Generate)]
-        return "messages" if self._format in CHATS and generating and step is generating[-1] else None
+        return self._format in CHATS and generating[-1:] == [step]
+
+    def published(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows that came through all steps with the columns of the dataset."""
+        taken = shape.CHAT if self._format in CHATS else self.schema.names
+        return batch.select(taken).rename_columns(self.schema.names)
 
     def _columns(self, given: pa.Schema, dropped: set[str]) -> pa.Schema:
         for step in self.steps:
@@ -142,6 +147,8 @@ class Prepared:
                     best.columns(given)
             else:
                 given = step.columns(given)
+        if self._format in CHATS and shape.CHAT[0] in given.names:
+            return pa.schema([("messages", shape.MESSAGES), ("output", pa.string())])
         kept = [name for name in given.names if not name.startswith(shape.HIDDEN) and name not in dropped]
         return pa.schema([given.field(name) for name in kept])
 

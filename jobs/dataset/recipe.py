@@ -16,8 +16,7 @@ _RETRY_TEMPERATURE = 0.7
 
 
 class RecipeChanged(errors.Conflict):
-    """{directory} holds the outputs of another recipe. --overwrite forgets them; another -o keeps both.
-    {difference}"""
+    """{directory} holds outputs of another recipe. --overwrite takes this; another -o keeps both.{difference}"""
 
 
 class Message(BaseModel):
@@ -124,7 +123,7 @@ class Recipe(BaseModel):
         if self.model_dump_json() == known.model_dump_json():
             return
         lines = difflib.unified_diff(known.shown(), self.shown(), "before", "now", n=0, lineterm="")
-        raise RecipeChanged(directory=directory, difference="\n".join(lines))
+        raise RecipeChanged(directory=directory, difference="".join(f"\n{line}" for line in lines))
 
     def shown(self) -> list[str]:
         """Return the recipe as lines for people."""

@@ -13,6 +13,10 @@ HIDDEN = "__longhaul_"
 """Columns whose names begin so are for the steps in between, and not published."""
 ROW = f"{HIDDEN}row"
 """Which row of the whole input a record is of, where the input of a step is the output of another."""
+GROUP = f"{HIDDEN}group"
+"""Which row a step with several samples had: its samples have this in common."""
+CHAT = (f"{HIDDEN}messages", f"{HIDDEN}output")
+"""The prompt's messages and the text, for formats that hold conversations."""
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
 
@@ -20,8 +24,8 @@ class Shape:
     """The records that a generation makes of its rows, as record batches.
 
     `output` names the column of the text. With a form there is one for each property of its object instead.
-    `messages` and `conversation` name columns for the prompt's messages, without and with the output behind
-    them. A new column whose name is taken, by the input or by one before it, is called `output_NAME`.
+    `conversation` names a column for the prompt's messages with the output behind them; `chat` adds those of
+    CHAT. A new column whose name is taken, by the input or by one before it, is called `output_NAME`.
     """
 
     def __init__(
@@ -33,26 +37,28 @@ class Shape:
         keep_invalid: bool = False,
         output: str = "output",
         measured: bool = True,
-        messages: str | None = None,
         conversation: str | None = None,
+        chat: bool = False,
         step: str = "generate",
     ) -> None:
         self._form, self._keep_invalid, self._step = form, keep_invalid, step
-        self._given = [name for name in given.names if name != ROW]
+        replaced = {ROW, GROUP} if samples > 1 else {ROW}
+        self._given = [name for name in given.names if name not in replaced]
         self._shown = [name for name in self._given if not name.startswith(HIDDEN)]
-        self.takes_messages = bool(messages or conversation)
+        self.takes_messages = chat or conversation is not None
         self._properties = _properties(form)
         # A pipeline's steps have names; the columns of the one step that has none need no telling apart.
         prefix = "" if step == "generate" else f"{step}_"
         own = self._outputs(output)
-        if messages:
-            own.append((messages, MESSAGES, lambda record: record.messages))
+        if chat:
+            own += [(CHAT[0], MESSAGES, lambda record: record.messages), (CHAT[1], pa.string(), _text)]
         if conversation:
             own.append((conversation, MESSAGES, _conversation))
         if measured:
             own += [(prefix + name, kind, value) for name, kind, value in _MEASURED]
         if samples > 1:
             own.append((prefix + "sample", pa.int32(), lambda record: record.answer.sample))
+            own.append((GROUP, pa.int64(), lambda record: record.answer.row))
         self._own = self._named(own)
         kept = [given.field(name) for name in self._given]
         self.schema = pa.schema([*kept, *((name, kind) for name, kind, _ in self._own)])

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from jobs.dataset import input_errors, inputs, rows, sorting, where
-from jobs.dataset.rows import Fault, OnFault, Rows
+from jobs.dataset.rows import Fault, OnFault, Rows, records
 
-__all__ = ["Fault", "OnFault", "Place", "Rows", "Source", "open_source"]
+__all__ = ["Fault", "OnFault", "Place", "Rows", "Source", "open_source", "records"]
 
 Place: TypeAlias = str | os.PathLike[str] | pa.Table | pa.RecordBatchReader | list[dict[str, Any]]
 

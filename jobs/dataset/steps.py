@@ -228,7 +228,20 @@ def pipeline(steps: Sequence[AnyStep | dict[str, Any]], place: str) -> Pipeline:
 
 def read(path: Path) -> Pipeline:
     """Read a pipeline from a YAML file; raises PipelineWrong that says where it is wrong."""
-    return _checked(read_yaml(path), str(path))
+    return _checked(_beside(read_yaml(path), path.parent), str(path))
+
+
+def _beside(given: Any, directory: Path) -> Any:
+    """Take the paths of schemas as they are meant: from the file on."""
+    if isinstance(given, list):
+        return [_beside(item, directory) for item in given]
+    if not isinstance(given, dict):
+        return given
+    made = {key: _beside(value, directory) for key, value in given.items()}
+    named = made.get("schema")
+    if isinstance(named, str) and (directory / named).is_file():
+        made["schema"] = str(directory / named)
+    return made
 
 
 def read_messages(path: Path) -> tuple[recipe.Message, ...]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs import errors
-from jobs.dataset import input_errors, near, quality, rows, where
+from jobs.dataset import input_errors, near, quality, rows, shape, where
 from jobs.dataset.rows import Rows
 
 Stream = Iterator[Rows]
@@ -157,7 +157,7 @@ class Expand:
 
 @dataclass
 class Best:
-    """Keeps of the neighbours with one row number the one with the highest score, the first of equal ones.
+    """Keeps of the samples of a row the one with the highest score, the first of equal ones.
 
     `least`: what scores less goes, whatever its neighbours have. Rows without a score go.
     """
@@ -187,7 +187,7 @@ class Best:
     def _best(self, some: Rows) -> Stream:
         """Give the best of each number; the last one is held back, since more of it may come."""
         both = some if self._held is None else _joined(self._held, some)
-        numbers, scores = both.numbers.to_pylist(), both.batch[self.column].to_pylist()
+        numbers, scores = _groups(both), both.batch[self.column].to_pylist()
         best: list[int] = []
         for at, number in enumerate(numbers):
             if best and numbers[best[-1]] == number:
@@ -225,6 +225,13 @@ def _kept(step: Transform, each: Rows, keep: list[bool]) -> Stream:
 def _taken(some: Rows, places: list[int]) -> Rows:
     at = pa.array(places, pa.int64())
     return Rows(some.numbers.take(at), some.batch.take(at))
+
+
+def _groups(some: Rows) -> list[int]:
+    """Return what the samples of a row have in common, and others have not."""
+    sampled = shape.GROUP in some.batch.schema.names
+    found: list[int] = (some.batch[shape.GROUP] if sampled else some.numbers).to_pylist()
+    return found
 
 
 def _joined(one: Rows, other: Rows) -> Rows:

@@ -151,7 +151,7 @@ def left(directory: Path) -> list[Job]:
     """Return the jobs that an earlier run had begun, oldest first; half-written ones are removed."""
     found = []
     for place in sorted(directory.iterdir()) if directory.is_dir() else ():
-        if (place / REQUESTS).is_file() and not place.name.startswith("."):
+        if (place / REQUESTS).is_file() and place.name.isdecimal():
             found.append(Job(place))
         else:
             shutil.rmtree(place, ignore_errors=True)

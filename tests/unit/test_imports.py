@@ -54,7 +54,11 @@ def test_a_host_without_the_worker_extra_can_load_every_module(package: str) -> 
 
 def _is_data(path: Path) -> bool:
     """Tell whether a module is loaded only when `longhaul generate` runs, which needs the extra `data`."""
-    return path.parent == ROOT / "jobs" / "dataset" and path.stem not in ("__init__", "command", "command_options")
+    return path.parent == ROOT / "jobs" / "dataset" and path.stem not in (
+        "__init__",
+        "command",
+        "command_options",
+    )
 
 
 @pytest.mark.timeout(60)

@@ -13,7 +13,7 @@ Answer = Callable[[dict[str, Any]], str | Exception]
 
 
 class Answering:
-    """Answers each request by `answer(line)`; an exception makes an error line. `asked` are all lines so far."""
+    """Answers each request by `answer(line)`; an exception makes an error line. `asked`: all lines so far."""
 
     model = "m"
     fingerprint = "m:1"

@@ -3,6 +3,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -387,6 +389,35 @@ def test_the_best_of_the_samples_is_kept(make: Maker) -> None:
     ]
     make(texts("a", "b"), pipeline, backends.Answering(answer))
     assert [row["id"] for row in make.rows()] == [0, 1]
+
+
+def test_of_rows_that_one_row_became_each_keeps_its_best_sample(make: Maker) -> None:
+    def answer(line: Row) -> str:
+        said = backends.text_of(line)
+        return '{"score": 5}' if said.startswith("rate") else f"{said} {line['body']['seed']}"
+
+    pipeline = [
+        {"expand": {"column": "words", "to": "word"}},
+        {"generate": {"prompt": "{{ word }}", "samples": 3}},
+        {"judge": {"prompt": "rate {{ output }}", "best": True}},
+    ]
+    make([{"words": ["a", "b"]}, {"words": ["c"]}], pipeline, backends.Answering(answer))
+    assert [row["word"] for row in make.rows()] == ["a", "b", "c"]
+
+
+def test_a_conversation_is_the_models_though_the_input_has_columns_of_these_names(make: Maker) -> None:
+    given = [{"messages": [{"role": "user", "content": "old"}], "output": "old", "text": "a"}]
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    step = {"prompt": "{{ text }}", "schema": schema}
+    make(given, [{"generate": step}], backends.Answering(lambda line: '{"n": 1}'), format="messages")
+    (path,) = make.directory.glob("data-*.jsonl")
+    turns = orjson.loads(path.read_bytes())["messages"]
+    assert [turn["content"] for turn in turns] == ["a", '{"n": 1}']
+
+
+def test_times_in_nanoseconds_end_no_run(make: Maker) -> None:
+    table = pa.table({"at": pa.array([1], pa.timestamp("ns"))})
+    assert make(table, "{{ at }}").rows == 1
 
 
 @pytest.mark.parametrize("format", ["messages", "sharegpt"])

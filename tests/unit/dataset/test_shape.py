@@ -47,7 +47,8 @@ def test_the_input_stays_and_the_output_with_what_it_took_comes_behind_it() -> N
 def test_samples_of_a_row_have_its_columns_each_and_their_number() -> None:
     one = made(samples=2, measured=False)
     answers = [answer(0, "x", 0), answer(0, "y", 1), answer(2, "z", 1)]
-    assert one.records(batch(), answers, place).good.batch.to_pylist() == [
+    good = one.records(batch(), answers, place).good.batch
+    assert good.drop_columns([shape.GROUP]).to_pylist() == [
         {"id": 7, "text": "a", "output": "x", "sample": 0},
         {"id": 7, "text": "a", "output": "y", "sample": 1},
         {"id": 9, "text": "c", "output": "z", "sample": 1},
@@ -73,7 +74,7 @@ def test_an_output_without_properties_is_kept_as_text(schema: Any) -> None:
 def test_no_column_has_the_name_of_another() -> None:
     given = pa.schema([(name, pa.string()) for name in ("output", "output_output", "sample", "id")])
     names = made(given, samples=2).schema.names
-    assert names[4:] == ["output_output_output", *MEASURED, "output_sample"]
+    assert names[4:] == ["output_output_output", *MEASURED, "output_sample", shape.GROUP]
     properties = {
         name: {"type": "string"} for name in ("finish_reason", "valid", "output_text", "sample", "id")
     }
@@ -92,7 +93,7 @@ def test_no_column_has_the_name_of_another() -> None:
 
 def test_columns_of_a_named_step_carry_its_name() -> None:
     names = made(samples=2, step="ask", output="question").schema.names
-    assert names[2:] == ["question", *(f"ask_{name}" for name in MEASURED), "ask_sample"]
+    assert names[2:] == ["question", *(f"ask_{name}" for name in MEASURED), "ask_sample", shape.GROUP]
 
 
 def test_a_column_of_the_input_that_begins_with_underscores_stays() -> None:
@@ -158,13 +159,13 @@ def test_a_row_of_any_type_can_be_kept_apart_and_its_numbers_are_exact() -> None
 
 
 def test_messages_and_conversations_are_columns_for_who_needs_them() -> None:
-    one = made(messages="messages", conversation="talk", measured=False)
+    one = made(chat=True, conversation="talk", measured=False)
     assert one.takes_messages
     prompt = [{"role": "user", "content": "a"}]
     found = one.records(batch(), [answer(0, "A")], place, lambda index: prompt)
-    assert found.good.batch["messages"].to_pylist() == [prompt]
+    assert found.good.batch[shape.CHAT[0]].to_pylist() == [prompt]
     assert found.good.batch["talk"].to_pylist() == [[*prompt, {"role": "assistant", "content": "A"}]]
-    assert one.added == ["output", "messages", "talk"]
+    assert one.added == ["output", *shape.CHAT, "talk"]
     assert not made().takes_messages
 
 
