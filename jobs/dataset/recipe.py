@@ -16,7 +16,7 @@ _RETRY_TEMPERATURE = 0.7
 
 
 class RecipeChanged(errors.Conflict):
-    """{directory} holds outputs of another recipe. --overwrite takes this; another -o keeps both.{difference}"""
+    """{directory} has outputs of another recipe. --overwrite takes this; another -o keeps both.{difference}"""
 
 
 class Message(BaseModel):
