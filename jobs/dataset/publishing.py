@@ -146,16 +146,17 @@ def _recipe(made: making.Making, asked: calling.Asked) -> dict[str, Any]:
     if len(said) > 1 or not isinstance(first, steps.Generate):
         return {"steps": said} | chosen
     named = ("system", "prompt", "messages", "raw", "samples", "seed", "schema", "retries", "keep_invalid")
-    return {name: said[0].get(name) for name in named} | first.parameters.said() | chosen
+    only = said[0][first.kind]
+    return {name: only.get(name) for name in named} | first.parameters.said() | chosen
 
 
 def _said(step: steps.AnyStep, forms: dict[str, validation.Form | None]) -> dict[str, Any]:
-    """Return what a step was told, as its file would say it."""
+    """Return what a step was told, as --pipeline takes it."""
     said = step.model_dump(mode="json", by_alias=True, exclude_defaults=True, fallback=str)
     if "schema" in said and isinstance(step, steps.Generate | steps.Judge):
         form = forms[step.name]
         said["schema"] = form.schema if form else None
-    return {"kind": step.kind} | said
+    return {step.kind: said}
 
 
 def _versions() -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""The tests of `longhaul generate` with real engines and servers."""
