@@ -70,6 +70,8 @@ class _Copied(reader_arrow.Arrow):
     """Reads what can be read only once, from a copy that is removed with this object."""
 
     def __init__(self, batches: pa.RecordBatchReader, scratch: Path | None) -> None:
+        if scratch is not None:
+            scratch.mkdir(parents=True, exist_ok=True)
         handle, path = tempfile.mkstemp(prefix="longhaul-input-", suffix=".arrow", dir=scratch)
         weakref.finalize(self, os.unlink, path)
         with os.fdopen(handle, "wb") as file, pa.ipc.new_stream(file, batches.schema) as out:

@@ -4,7 +4,7 @@ OUT/data-00000.parquet ...   the rows
 OUT/errors.parquet           which rows failed, in which step, and why
 OUT/invalid.parquet          outputs without their form
 OUT/README.md, summary.json  how it was made, and what that took
-OUT/.longhaul/NN-NAME/       of each step that takes a model: its recipe, its outputs by key, its jobs
+OUT.longhaul/NN-NAME/        of each step that takes a model: its recipe, its outputs by key, its jobs
 """
 
 import contextlib
@@ -117,7 +117,7 @@ class Making:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the directory for this run, and see that it is one of these recipes."""
-        known = self._work.exists() or self._options.overwrite
+        known = (self._work / "lock").exists() or self._options.overwrite
         if not known and self.directory.exists() and any(self.directory.iterdir()):
             raise NotADataset(directory=self.directory, work=self._work)
         self._work.mkdir(parents=True, exist_ok=True)

@@ -36,6 +36,8 @@ def ordered(
     100 MB is in files below `scratch`.
     """
     keys = [schema.get_field_index(name) for name in by]
+    if scratch is not None:
+        scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="longhaul-sort-", dir=scratch) as directory:
         names = (Path(directory) / f"{number}.arrow" for number in count())
         runs = [_written(run, next(names)) for run in _runs(batches, keys)]

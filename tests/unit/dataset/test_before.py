@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import orjson
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
+from jobs import dataset
 from jobs.dataset import command, making, source, steps
 from worker.engine import tiny
 
@@ -24,7 +26,8 @@ def rows(tmp_path: Path) -> Path:
 
 def generate(rows: Path, model: str, *more: str) -> Result:
     said = [str(rows), "-o", str(rows.parent / "out"), "--model", model, "--engine", "echo"]
-    return CliRunner().invoke(command.generate, [*said, "--max-tokens", "4", *more])
+    short = () if "--pipeline" in more else ("--max-tokens", "4")
+    return CliRunner().invoke(command.generate, [*said, *short, *more])
 
 
 def test_no_more_rows_are_counted_than_the_limit_lets_through(rows: Path) -> None:
@@ -46,6 +49,38 @@ def test_what_is_left_out_is_counted_by_the_name_of_its_step(rows: Path, model: 
     assert result.exit_code == 0, result.exception
     summary = orjson.loads(result.stdout)
     assert summary["dropped"] == {"dedupe": 10 - summary["rows"]}
+
+
+def test_rows_are_sorted_in_a_directory_that_is_new(rows: Path, model: str) -> None:
+    made = generate(rows, model, "--prompt", "{{ text }}", "--reorder", "--limit", "4", "--format", "jsonl")
+    assert made.exit_code == 0, made.exception
+    lines = (rows.parent / "out" / "data-00000.jsonl").read_bytes().splitlines()
+    assert [orjson.loads(line)["text"] for line in lines] == ["text 0", "text 1"] * 2
+
+
+def test_what_is_read_once_may_go_to_a_directory_that_is_new(model: str, tmp_path: Path) -> None:
+    reader = pa.table({"text": ["a", "b"]}).to_reader()
+    made = dataset.generate(
+        reader,
+        model=model,
+        engine="echo",
+        prompt="{{ text }}",
+        max_tokens=4,
+        output=tmp_path / "out",
+        quiet=True,
+    )
+    assert made["text"].to_pylist() == ["a", "b"]
+
+
+@pytest.mark.parametrize("more", [("--samples", "2"), ("--temperature", "0"), ("--min-chars", "3")])
+def test_options_of_a_step_are_not_dropped_beside_a_pipeline(
+    rows: Path, model: str, more: tuple[str, str]
+) -> None:
+    pipeline = rows.parent / "steps.yaml"
+    pipeline.write_text("steps: [{generate: 'Say {{ text }}'}]")
+    refused = generate(rows, model, "--pipeline", str(pipeline), *more)
+    assert refused.exit_code == 2
+    assert f"{more[0]} and --pipeline" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -371,7 +371,7 @@ def test_slices_of_a_conversation_keep_what_the_whole_needs(
     backend = backends.Answering(lambda line: str(len(line["body"]["messages"])) + backends.text_of(line)[:1])
     made = make(texts("a", "b", "c", "a", "d"), steps_, backend)
     assert [row["id"] for row in make.rows()] == [0, 1, 2, 4]
-    assert made.dropped == {"distinct": 1}
+    assert made.dropped == {"dedupe": 1}
     order = [backends.text_of(line) for line in backend.asked]
     assert order == ["a", "b", "more", "more", "c", "a", "more", "more", "d", "more"]
 
