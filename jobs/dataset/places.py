@@ -19,7 +19,7 @@ KINDS = {
 CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
 _METADATA = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"})
 _SHARD = re.compile(r"data-\d{5}\.")
-_ASIDE = ("errors.", "invalid.")
+_ASIDE = ("errors.", "invalid.", "summary.")
 _MAGIC = re.compile(r"[*?\[]")
 
 

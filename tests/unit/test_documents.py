@@ -22,7 +22,8 @@ TEXT = "\n".join(page.read_text() for page in PAGES)
 def shell_lines() -> list[str]:
     """Return the command lines of the documents' sh blocks and of the examples in --help."""
     blocks = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
-    lines = "\n".join(blocks).splitlines() + [line.strip() for line in HELP.splitlines()]
+    whole = "\n".join([*blocks, HELP]).replace("\\\n", " ")
+    lines = [line.strip() for line in whole.splitlines()]
     return sorted({line.split(" | ")[-1 if line.startswith("make-prompts") else 0] for line in lines})
 
 
@@ -34,7 +35,8 @@ def test_command_line_is_one_that_longhaul_takes(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for file in ("prompts.jsonl", "prompts.txt"):
+    Path("examples").mkdir()
+    for file in ("prompts.jsonl", "prompts.txt", "ask.jinja", "examples/questions.yaml"):
         Path(file).touch()
     name, *arguments = shlex.split(line.split(" && ")[0].replace("batch_01...", "batch_01"), comments=True)[
         1:

@@ -103,3 +103,11 @@ def test_the_steps_of_the_card_are_those_that_a_pipeline_takes(rows: Path, model
     assert [step.kind for step in found] == ["generate", "dedupe"]
     assert listed[0]["generate"]["schema"]["properties"] == {"n": {"type": "integer"}}
     assert listed[0]["generate"]["parameters"] == {"max_tokens": 4}
+
+
+def test_a_dataset_that_was_made_is_an_input(rows: Path, model: str) -> None:
+    bad = rows.parent / "bad.jsonl"
+    bad.write_bytes(b'{"text": "a"}\nbroken\n')
+    assert generate(bad, model, "--prompt", "{{ text }}").exit_code == 3
+    made = source.open_source(str(rows.parent / "out"))
+    assert [row["text"] for each in made.rows() for row in each.batch.to_pylist()] == ["a"]
