@@ -24,9 +24,9 @@ EXAMPLES = [block for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) i
 NAMES = ("humaneval", "lines", "readmes")
 OUTPUTS = {"humaneval": "solutions", "lines": "kinds", "readmes": "questions"}
 SMALL = {
-    "humaneval": ["--limit", "3", "--max-tokens", "32"],
-    "lines": ["--limit", "24"],
-    "readmes": ["--limit", "2"],
+    "humaneval": ["--limit", "2", "--max-tokens", "32"],
+    "lines": ["--limit", "16"],
+    "readmes": ["--limit", "1"],
 }
 PROGRAM = "from jobs import entry; entry.main()"
 
@@ -150,7 +150,7 @@ def test_yaml_and_python_of_the_page_are_right(tmp_path: Path, capsys: pytest.Ca
     chat, pipeline = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "chat.yaml").write_text(chat)
     (tmp_path / "steps.yaml").write_text(pipeline)
-    assert [message.role for message in steps.read_messages(tmp_path / "chat.yaml")][0] == "system"
+    assert steps.read_messages(tmp_path / "chat.yaml")[0].role == "system"
     kinds = [step.kind for step in steps.read(tmp_path / "steps.yaml").steps]
     assert set(kinds) == {"generate", "judge", "filter", "expand", "dedupe"}
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
