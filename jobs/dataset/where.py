@@ -113,7 +113,9 @@ class Where:
             raise self._refused(f"it gives {type}, not true or false")
 
     def _table(self, some: list[rows.Rows]) -> pa.Table:
-        return _with_some_column(pa.Table.from_batches([each.batch.select(self.columns) for each in some]))
+        if not self.columns:
+            return pa.table({"": pa.nulls(sum(len(each.numbers) for each in some))})
+        return pa.Table.from_batches([each.batch.select(self.columns) for each in some])
 
     def _run(self, table: pa.Table, expression: str) -> pa.Array:
         """Return for each row whether the expression is true; null counts as false."""
@@ -182,10 +184,12 @@ def _gathered(batches: Iterator[rows.Rows]) -> Iterator[list[rows.Rows]]:
 def _filtered(some: list[rows.Rows], keep: pa.Array) -> Iterator[rows.Rows]:
     at = 0
     for each in some:
-        mask = keep.slice(at, each.batch.num_rows)
-        at += each.batch.num_rows
-        left = rows.Rows(each.numbers.filter(mask), each.batch.filter(mask))
-        if left.batch.num_rows:
+        mask = keep.slice(at, len(each.numbers))
+        at += len(each.numbers)
+        # A batch without columns says that it has no rows.
+        batch = each.batch.filter(mask) if each.batch.num_columns else each.batch
+        left = rows.Rows(each.numbers.filter(mask), batch)
+        if len(left.numbers):
             yield left
 
 

@@ -51,6 +51,11 @@ def test_what_is_left_out_is_counted_by_the_name_of_its_step(rows: Path, model: 
     assert summary["dropped"] == {"dedupe": 10 - summary["rows"]}
 
 
+def test_rows_are_counted_by_an_expression_about_no_column(rows: Path) -> None:
+    assert making.counted(source.open_source(str(rows), where="1 = 1")) == 2500
+    assert making.counted(source.open_source(str(rows), where="1 = 2")) == 0
+
+
 def test_rows_are_sorted_in_a_directory_that_is_new(rows: Path, model: str) -> None:
     made = generate(rows, model, "--prompt", "{{ text }}", "--reorder", "--limit", "4", "--format", "jsonl")
     assert made.exit_code == 0, made.exception
