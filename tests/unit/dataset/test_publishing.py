@@ -34,7 +34,7 @@ def test_a_summary_counts_rows_steps_tokens_and_what_it_cost(tmp_path: Path) -> 
     summary = publishing.publish(run, asked)
     assert summary == orjson.loads((tmp_path / "out" / "summary.json").read_bytes())
     assert (summary["rows"], summary["failed"], summary["invalid"]) == (1, 1, 0)
-    assert summary["dropped"] == {"distinct": 2}
+    assert summary["dropped"] == {"dedupe": 2}
     step = summary["steps"]["generate"]
     assert (step["rows"], step["requests"], step["failed"]) == (4, 4, 1)
     assert (step["prompt_tokens"], step["cached_tokens"], step["completion_tokens"]) == (9, 3, 6)
@@ -73,7 +73,7 @@ def test_a_card_of_several_steps_holds_each_of_them(tmp_path: Path) -> None:
     )
     publishing.publish(run, asked)
     card = (tmp_path / "out" / "README.md").read_text("utf-8")
-    for part in ('"kind": "generate"', '"score"', '"where": "score > 1"', '"near": 0.5'):
+    for part in ('"generate": {', '"score"', '"where": "score > 1"', '"near": 0.5'):
         assert part in card
 
 
