@@ -1,4 +1,4 @@
-"""This machine's engine for `longhaul generate`: each job is an offline run; the engine stays for the next one."""
+"""This machine's engine for `longhaul generate`: each job is an offline run; the engine stays for the next."""
 
 from pathlib import Path
 from typing import Any, Self

@@ -16,7 +16,7 @@ _RETRY_TEMPERATURE = 0.7
 
 
 class RecipeChanged(errors.Conflict):
-    """{directory} has outputs of another recipe. --overwrite takes this; another -o keeps both.{difference}"""
+    """{directory} holds another recipe's outputs. --overwrite takes this; another -o keeps both.{difference}"""
 
 
 class Message(BaseModel):
