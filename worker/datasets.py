@@ -1,4 +1,4 @@
-"""This machine's engine for `longhaul generate`: each job is an offline run; the engine stays for the next."""
+"""This machine's engine for `longhaul generate`: each job is an offline run; the engine stays loaded."""
 
 from pathlib import Path
 from typing import Any, Self

@@ -16,7 +16,7 @@ _RETRY_TEMPERATURE = 0.7
 
 
 class RecipeChanged(errors.Conflict):
-    """{directory} holds another recipe's outputs. --overwrite takes this; another -o keeps both.{difference}"""
+    """{directory} is of another recipe. --overwrite takes this one; another -o keeps both.{difference}"""
 
 
 class Message(BaseModel):
