@@ -119,6 +119,10 @@ class Client:
         """Delete an uploaded file."""
         self._call("DELETE", f"/v1/files/{_segment(file_id)}")
 
+    def models(self) -> list[str]:
+        """Return the names of the models that are served."""
+        return [str(model["id"]) for model in self._json(self._call("GET", "/v1/models"))["data"]]
+
     def create(self, body: dict[str, Any], idempotency_key: str) -> Batch:
         """Create a job; the key makes a repeated call give the same job."""
         return self._batch(self._call("POST", "/v1/batches", json=body, key=idempotency_key))

@@ -75,7 +75,9 @@ def _backend(asked: Asked, view: report.View) -> Iterator[work.Backend]:
         view.say(f"{asked.submit}: {reason}; trying again.")
 
     with client.Client(asked.submit, asked.api_key, patience_seconds=_PATIENCE_SECONDS, on_retry=tell) as api:
-        yield remote.Service(api, asked.model)
+        service = remote.Service(api, asked.model)
+        service.check()
+        yield service
 
 
 def _engine_here(asked: Asked) -> work.Backend:

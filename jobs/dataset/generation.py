@@ -84,8 +84,11 @@ class Generation:
         try:
             self._take_up()
             needed = self.prompt.columns(rows.schema.names)
+            seen = 0
             for batch in rows.rows():
+                seen += len(batch.numbers)
                 self._ask(batch.numbers.to_pylist(), source.records(batch.batch.select(needed)))
+            self._report.read_all(seen * self.samples)
             while self._writing or self._under_way:
                 if self._writing:
                     self._launch()

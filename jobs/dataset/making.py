@@ -242,7 +242,7 @@ class Making:
         if name not in self.made.steps:
             self.made.steps[name] = report.Report(self._view, name, 0)
         told = self.made.steps[name]
-        told.expected += expected
+        told.announce(expected)
         return told
 
     def _stored(self, model: prepared.Model, stream: transforms.Stream) -> source.Source | None:

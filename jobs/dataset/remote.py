@@ -24,6 +24,10 @@ class JobTooLarge(errors.LonghaulError):
     """{url} refuses a job of {requests:,} requests ({bytes:,} bytes): {reason}. Give a smaller --job-rows."""
 
 
+class NotServed(errors.InvalidRequest):
+    """{url} serves {served}, not {model!r}. Give --model one of these."""
+
+
 class Service:
     """Jobs are batches there. Each is created once, also when this process dies in between.
 
@@ -46,6 +50,17 @@ class Service:
         self._api, self._completion_window = api, completion_window
         self._poll_seconds, self._sleep = poll_seconds, sleep
 
+    def check(self) -> None:
+        """Raise NotServed where the service says which models it has, and this is none of them."""
+        try:
+            served = self._api.models()
+        except client.ServerRefused as refused:
+            if refused.status == HTTPStatus.NOT_FOUND:  # another service may not tell
+                return
+            raise
+        if self.model not in served:
+            raise NotServed(url=self._api.url, model=self.model, served=", ".join(served) or "no model")
+
     def tokenizer(self) -> tokens.Tokenizer | None:
         """Return None: the model is elsewhere."""
         return None
@@ -65,10 +80,11 @@ class Service:
             }
             known["batch"] = self._api.create(body, known["key"]).id
         except client.ServerRefused as refused:
-            # What was noted is of no use: a file may have expired, and a key stands for one body.
-            self._forget(job)
+            # Nothing of it was computed: its requests are asked for again, maybe in smaller jobs.
+            requests, size = len(job.keys()), job.requests.stat().st_size
+            job.remove()
             if refused.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-                raise self._too_large(job, refused) from None
+                raise JobTooLarge(url=self._api.url, requests=requests, bytes=size, reason=refused) from None
             raise
         self._note(job, known)
 
@@ -120,12 +136,6 @@ class Service:
         reasons = [f"line {one.line}: {one.message}" if one.line else one.message for one in told[:3]]
         reason = "\n".join(reasons) or "no reason was given"
         return JobFailed(job=batch.id, status=batch.status, url=self._api.url, reason=reason)
-
-    def _too_large(self, job: work.Job, refused: client.ServerRefused) -> JobTooLarge:
-        """Forget the job itself, so that its requests can be put into smaller ones."""
-        requests, size = len(job.keys()), job.requests.stat().st_size
-        job.remove()
-        return JobTooLarge(url=self._api.url, requests=requests, bytes=size, reason=refused)
 
     def _fetch_metrics(self, output: str | None, place: Path) -> None:
         """Fetch what each request took, which other services do not tell."""

@@ -79,6 +79,16 @@ class Report:
         self._view, self._clock = view, clock
         self._pace = progress.Pace()
         self._estimated = False
+        self._announced = 0
+
+    def announce(self, requests: int) -> None:
+        """Expect so many more requests."""
+        self.expected += requests
+        self._announced = requests
+
+    def read_all(self, requests: int) -> None:
+        """Say how many there really were: of what was announced some may not have been readable."""
+        self.expected += requests - self._announced
 
     def asked(self, rows: int, unfit: int, samples: int) -> None:
         """Count rows that were looked at, and those of them that have no prompt."""

@@ -217,16 +217,23 @@ def test_a_job_that_is_too_large_says_which_option_and_leaves_room_for_smaller_o
 
 
 @pytest.mark.parametrize("call", ["POST files", "POST batches"])
-def test_a_refused_job_is_sent_anew_the_next_time(job: work.Job, call: str) -> None:
+def test_a_job_that_is_refused_goes_so_that_others_can_be_made_of_its_requests(
+    job: work.Job, call: str
+) -> None:
     api = Api()
     api.refused = {call: httpx.Response(400, json={"error": {"message": "The file has expired."}})}
     with pytest.raises(client.ServerRefused, match="has expired"):
         api.service().start(job)
-    api.refused = {}
-    api.service().start(job)
-    (body,) = api.created.values()
-    assert body["input_file_id"] == f"file-{list(api.uploads)[-1]}"
-    assert work.left(job.directory.parent) == [job]
+    assert work.left(job.directory.parent) == []
+
+
+def test_a_model_that_is_not_served_is_told_before_anything_is_sent() -> None:
+    api = Api()
+    api.refused = {"GET models": httpx.Response(200, json={"data": [{"id": "other"}]})}
+    with pytest.raises(remote.NotServed, match=r"serves other, not 'm'"):
+        api.service().check()
+    api.refused = {"GET models": httpx.Response(404, json={})}
+    api.service().check()
 
 
 @pytest.mark.parametrize("gone", ["GET batches", "GET files"])
