@@ -180,6 +180,7 @@ def run(scratch: Path, rows: int, seed: str = "0") -> tuple[str, int]:
     return kept, int(peak)
 
 
+@pytest.mark.long
 def test_two_runs_keep_the_same_texts_and_nothing_is_left(tmp_path: Path) -> None:
     assert run(tmp_path, 300, "1")[0] == run(tmp_path, 300, "2")[0]
     assert list(tmp_path.iterdir()) == []

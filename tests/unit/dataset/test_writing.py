@@ -223,10 +223,11 @@ def test_rows_of_another_schema_are_refused(tmp_path: Path) -> None:
         writer.add(pa.record_batch({"id": [1]}))
 
 
+@pytest.mark.long
 def test_memory_is_flat_in_the_rows(tmp_path: Path) -> None:
     def peak(batches: int) -> int:
         script = (
-            "import resource, sys; from pathlib import Path; from tests.unit.dataset.test_writing import *\n"
+            f"import resource, sys; from pathlib import Path; from {__name__} import *\n"
             "with writing.Writer(Path(sys.argv[1]), SCHEMA) as writer:\n"
             f"    for n in range({batches}):\n"
             "        writer.add(batch(n * 1000, n * 1000 + 1000, 'x' * 500))\n"
