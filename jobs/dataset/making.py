@@ -133,13 +133,13 @@ class Making:
     def _check_recipe(self, model: prepared.Model) -> None:
         path = model.directory / _RECIPE
         if path.exists() and not self._options.overwrite:
-            model.recipe.check_same(recipe.Recipe.model_validate_json(path.read_bytes()), self.directory)
+            model.recipe.check_same(recipe.Recipe.read(path), self.directory)
 
     def _note_recipes(self) -> None:
         """Tie the directory to the recipes: from here on, so that a preview's prompt may still be changed."""
         for model in self.prepared.models:
             model.directory.mkdir(parents=True, exist_ok=True)
-            (model.directory / _RECIPE).write_text(model.recipe.model_dump_json(indent=2))
+            model.recipe.write(model.directory / _RECIPE)
 
     def look(self) -> None:
         """Look at the first rows through the first step's prompt, into `survey`, unless it takes no model."""

@@ -464,3 +464,29 @@ def test_a_full_disk_breaks_the_run_off_and_the_next_one_goes_on(
         make(texts("a"), "{{ text }}", full)
     make(texts("a"), "{{ text }}")
     assert make.rows()[0]["output"] == "A"
+
+
+@pytest.mark.parametrize("left", ["", "{garbage", '{"model": "m"}'])
+def test_a_damaged_recipe_says_what_to_do_and_what_is_there_is_kept(make: Maker, left: str) -> None:
+    make(texts("a"), "{{ text }}")
+    path = make.directory.with_name("out.longhaul") / "00-generate" / "recipe.json"
+    path.write_text(left)
+    with pytest.raises(recipe.RecipeUnreadable, match="--overwrite"):
+        make(texts("a"), "{{ text }}")
+    backend = backends.Answering()
+    make(texts("a"), "{{ text }}", backend, overwrite=True)
+    make(texts("a"), "{{ text }}", backend)
+    assert not backend.asked
+
+
+def test_a_recipe_is_never_there_by_half(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(texts("a"), "{{ text }}")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        make(texts("a"), "{{ text }} {{ text }}", overwrite=True)
+    monkeypatch.undo()
+    make(texts("a"), "{{ text }}")

@@ -204,3 +204,12 @@ def test_progress_adds_up() -> None:
     one = work.progress_of(batch)
     assert one == work.Progress(5, 2, 10, 4, 7)
     assert one + one == work.Progress(10, 4, 20, 8, 14)
+
+
+@pytest.mark.parametrize(
+    "left", [b"", b"garbage\n", b'{"custom_id": "00', b'{"custom_id": "foreign"}\n', b"[]\n"]
+)
+def test_a_damaged_job_says_what_to_remove(job: work.Job, left: bytes) -> None:
+    job.requests.write_bytes(left)
+    with pytest.raises(work.JobDamaged, match=f"Remove {job.directory}"):
+        job.keys()
