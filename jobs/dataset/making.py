@@ -99,7 +99,6 @@ class Making:
         self.source, self.backend, self.directory = rows, backend, directory
         self._rows, self._view, self._options, self._scratch = rows, view, options, scratch
         self._work = working_directory(directory)
-        self._pipeline = pipeline
         self._apart: apart.Apart | None = None
         self.prepared = prepared.Prepared(
             pipeline,
@@ -186,9 +185,9 @@ class Making:
                     yield from self._through(few.rows(), None)
             else:
                 yield from self._through(self._rows.rows(self._unreadable), self._rows)
-        for said, step in zip(self._pipeline.steps, self.prepared.steps, strict=True):
+        for kind, step in zip(self.prepared.kinds, self.prepared.steps, strict=True):
             if not isinstance(step, prepared.Model):
-                self.made.drop(said.kind, step.dropped)
+                self.made.drop(kind, step.dropped)
 
     def _slices(self) -> Iterator[source.Source]:
         """Yield the input a thousand rows at a time."""

@@ -490,3 +490,10 @@ def test_a_recipe_is_never_there_by_half(make: Maker, monkeypatch: pytest.Monkey
         make(texts("a"), "{{ text }} {{ text }}", overwrite=True)
     monkeypatch.undo()
     make(texts("a"), "{{ text }}")
+
+
+def test_a_filter_by_expression_and_text_is_one_step(make: Maker) -> None:
+    both = {"where": "id > 0", "column": "text", "min_chars": 2}
+    made = make(texts("aa", "b", "cc"), [{"filter": both}, {"generate": "{{ text }}"}])
+    assert made.dropped == {"filter": 2}
+    assert [row["output"] for row in make.rows()] == ["CC"]
