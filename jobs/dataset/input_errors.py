@@ -5,6 +5,9 @@ from collections.abc import Collection
 
 from jobs import errors
 
+_SHOWN = 100
+"""A message lists no more columns than these."""
+
 
 class InputError(errors.InvalidRequest):
     """{message}"""
@@ -58,4 +61,5 @@ def missing_column(name: str, known: Collection[str]) -> ColumnMissing:
     """Return the error for a column that is not there, with names that look like it."""
     close = difflib.get_close_matches(name, known, 2)
     near = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    return ColumnMissing(name=name, near=near, known=", ".join(known))
+    more = f" and {len(known) - _SHOWN:,} more" if len(known) > _SHOWN else ""
+    return ColumnMissing(name=name, near=near, known=", ".join(list(known)[:_SHOWN]) + more)

@@ -65,7 +65,7 @@ AnyStep = Model | transforms.Transform
 
 
 class Prepared:
-    """The steps in their order with what the pipeline calls them (`kinds`: one of it may be several here), and
+    """The steps in their order, what the pipeline calls each (`kinds`; one of its own may be two here), and
     `schema`, the columns of the dataset they make.
 
     `columns` of the input are kept, None: all. Steps have their files below `directory`. Raises what a step
