@@ -21,6 +21,10 @@ class InputEmpty(InputError):
     """{place} has {what}."""
 
 
+class InputIsOutput(InputError):
+    """{place} is in the directory of the output, which takes its place. Give another -o."""
+
+
 class InputUnknown(InputError):
     """{place} has no suffix that is known. Known: {known}; each but Parquet and Arrow also with {codecs}."""
 

@@ -3,7 +3,7 @@
 import os
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ class Input:
     identity: dict[str, Any]
 
 
-def opened(place: Any, scratch: Path | None) -> Input:
-    """Return what a place consists of. Raises InputError."""
+def opened(place: Any, scratch: Path | None, outputs: Sequence[Path] = ()) -> Input:
+    """Return what a place consists of, but for files in `outputs`. Raises InputError."""
     if isinstance(place, str | os.PathLike):
         shown = os.fspath(place)
-        files = places.find(shown)
+        files = places.find(shown, outputs)
         identity: dict[str, Any] = {"files": [[file.shown, file.size, file.mtime_ns] for file in files]}
         found = [_READERS[file.kind](file) for file in files]
     else:

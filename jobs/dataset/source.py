@@ -115,6 +115,7 @@ def open_source(
     limit: int | None = None,
     sort_by: Sequence[str] = (),
     scratch: Path | None = None,
+    outputs: Sequence[Path] = (),
 ) -> Source:
     """Open an input for reading, and check all that can be checked without reading it through.
 
@@ -125,10 +126,11 @@ def open_source(
     `columns`: those that rows have, in this order (None: all), then those of `needed` not among them.
     `where`: an SQL expression over all columns; rows for which it is null are left out. `limit`: of the rows
     that pass `where` the first so many of the input. `sort_by`: the order in which those then come.
+    `outputs`: directories that are no part of the input, though they may lie in it.
 
     Raises input_errors.InputError, of a kind for each thing that can be wrong.
     """
-    found = inputs.opened(place, scratch)
+    found = inputs.opened(place, scratch, outputs)
     known = found.schema.names
     for name in (*(columns or ()), *needed, *sort_by):
         if name not in known:

@@ -153,7 +153,8 @@ class Writing:
         return job
 
     def abandon(self) -> None:
-        self._stream.close()
+        with contextlib.suppress(OSError):  # what was still to be written, to a disk that is full
+            self._stream.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
