@@ -38,7 +38,7 @@ class InputUnreadable(InputError):
 
 
 class InputChanged(InputError):
-    """{where} changed while it was being read: {reason}. Start again."""
+    """{where} changed while it was being read: {reason}. The same command again runs what is new."""
 
 
 class SplitMissing(InputError):

@@ -155,6 +155,8 @@ class Making:
         with self._aside() as aside, writing.Writer(self.directory, schema, self._options.format) as writer:
             for each in self._records():
                 writer.add(self.prepared.published(each.batch))
+            # Rows are read twice: outputs must not stand beside rows that they are not of.
+            self.source.check_same()
             writer.publish()
             self.made.rows, self.made.files = writer.rows, (*writer.files, *aside.publish())
         return self.made

@@ -71,6 +71,13 @@ def _real(file: File) -> str:
     return os.path.realpath(file.path) if isinstance(file.filesystem, fs.LocalFileSystem) else file.shown
 
 
+def check_same(file: File) -> None:
+    """Raise InputChanged if a file is no longer the one that was found."""
+    info = _info(file.filesystem, file.path, file.shown)
+    if (info.size, info.mtime_ns or 0) != (file.size, file.mtime_ns):
+        raise input_errors.InputChanged(where=file.shown, reason="it has another size or time now")
+
+
 def natural(name: str) -> list[tuple[int, int, str]]:
     """Return a key that sorts part-2 before part-10."""
     return [

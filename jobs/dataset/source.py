@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from jobs.dataset import input_errors, inputs, rows, sorting, where
+from jobs.dataset import input_errors, inputs, places, rows, sorting, where
 from jobs.dataset.rows import Fault, OnFault, Rows, records
 
 __all__ = ["Fault", "OnFault", "Place", "Rows", "Source", "open_source", "records"]
@@ -98,6 +98,11 @@ class Source:
     def identity(self) -> dict[str, Any]:
         """Return what was found when the input was opened: files with bytes and ns of their last change."""
         return self._identity
+
+    def check_same(self) -> None:
+        """Raise InputChanged if a file is no longer the one that was opened."""
+        for file in self._found.files:
+            places.check_same(file)
 
     def _read(self, tell: OnFault) -> Iterator[Rows]:
         start = 0

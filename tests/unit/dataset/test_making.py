@@ -1,4 +1,5 @@
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -497,3 +498,19 @@ def test_a_filter_by_expression_and_text_is_one_step(make: Maker) -> None:
     made = make(texts("aa", "b", "cc"), [{"filter": both}, {"generate": "{{ text }}"}])
     assert made.dropped == {"filter": 2}
     assert [row["output"] for row in make.rows()] == ["CC"]
+
+
+def test_outputs_never_stand_beside_rows_that_took_the_place_of_theirs(make: Maker, tmp_path: Path) -> None:
+    place = tmp_path / "in.jsonl"
+    place.write_text('{"text": "a"}\n')
+
+    def answer(line: Row) -> str:
+        place.write_text('{"text": "b"}\n')
+        os.utime(place, (1, 1))  # back in time
+        return backends.text_of(line).upper()
+
+    with pytest.raises(input_errors.InputChanged, match=r"in\.jsonl changed"):
+        make(place, "{{ text }}", backends.Answering(answer))
+    assert make.rows() == []
+    make(place, "{{ text }}")
+    assert [(row["text"], row["output"]) for row in make.rows()] == [("b", "B")]
