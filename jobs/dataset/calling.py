@@ -47,8 +47,11 @@ def opened(asked: Asked, view: report.View) -> Iterator[making.Making]:
 
     Raises what is wrong before anything is computed.
     """
-    scratch = making.working_directory(asked.output) / "scratch"
-    rows = source.open_source(asked.place, where=asked.where, limit=asked.limit, scratch=scratch)
+    working = making.working_directory(asked.output)
+    scratch = working / "scratch"
+    rows = source.open_source(
+        asked.place, where=asked.where, limit=asked.limit, scratch=scratch, outputs=[asked.output, working]
+    )
     with _backend(asked, view) as backend:
         made = making.Making(
             rows,

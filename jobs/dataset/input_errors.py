@@ -5,6 +5,9 @@ from collections.abc import Collection
 
 from jobs import errors
 
+_SHOWN = 100
+"""A message lists no more columns than these."""
+
 
 class InputError(errors.InvalidRequest):
     """{message}"""
@@ -16,6 +19,10 @@ class InputMissing(InputError):
 
 class InputEmpty(InputError):
     """{place} has {what}."""
+
+
+class InputIsOutput(InputError):
+    """{place} is in the directory of the output, which takes its place. Give another -o."""
 
 
 class InputUnknown(InputError):
@@ -31,7 +38,7 @@ class InputUnreadable(InputError):
 
 
 class InputChanged(InputError):
-    """{where} changed while it was being read: {reason}. Start again."""
+    """{where} changed while it was being read: {reason}. The same command again runs what is new."""
 
 
 class SplitMissing(InputError):
@@ -58,4 +65,5 @@ def missing_column(name: str, known: Collection[str]) -> ColumnMissing:
     """Return the error for a column that is not there, with names that look like it."""
     close = difflib.get_close_matches(name, known, 2)
     near = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    return ColumnMissing(name=name, near=near, known=", ".join(known))
+    more = f" and {len(known) - _SHOWN:,} more" if len(known) > _SHOWN else ""
+    return ColumnMissing(name=name, near=near, known=", ".join(list(known)[:_SHOWN]) + more)

@@ -3,7 +3,7 @@
 import os
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,22 +28,22 @@ class Input:
     readers: list[rows.Reader]
     schema: pa.Schema
     identity: dict[str, Any]
+    files: Sequence[places.File] = ()
 
 
-def opened(place: Any, scratch: Path | None) -> Input:
-    """Return what a place consists of. Raises InputError."""
+def opened(place: Any, scratch: Path | None, outputs: Sequence[Path] = ()) -> Input:
+    """Return what a place consists of, but for files in `outputs`. Raises InputError."""
     if isinstance(place, str | os.PathLike):
-        shown = os.fspath(place)
-        files = places.find(shown)
+        shown, files = os.fspath(place), places.find(os.fspath(place), outputs)
         identity: dict[str, Any] = {"files": [[file.shown, file.size, file.mtime_ns] for file in files]}
         found = [_READERS[file.kind](file) for file in files]
     else:
-        shown, found = "the table", [_in_memory(place, scratch)]
+        shown, files, found = "the table", [], [_in_memory(place, scratch)]
         identity = {"rows": found[0].count}
     schema = _union(found)
     if all(reader.count == 0 for reader in found) or not schema.names:
         raise input_errors.InputEmpty(place=shown, what="no rows" if schema.names else "no columns")
-    return Input(found, schema, identity)
+    return Input(found, schema, identity, files)
 
 
 def _in_memory(place: Any, scratch: Path | None) -> rows.Reader:

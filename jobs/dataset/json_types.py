@@ -94,7 +94,8 @@ def _is_empty(type: pa.DataType) -> bool:
 def _text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    return orjson.dumps(value, default=str).decode()
+    text = orjson.dumps(value, default=str).decode()
+    return None if text == "null" else text  # NaN, which Python writes for what is missing
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:

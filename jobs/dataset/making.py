@@ -99,7 +99,6 @@ class Making:
         self.source, self.backend, self.directory = rows, backend, directory
         self._rows, self._view, self._options, self._scratch = rows, view, options, scratch
         self._work = working_directory(directory)
-        self._pipeline = pipeline
         self._apart: apart.Apart | None = None
         self.prepared = prepared.Prepared(
             pipeline,
@@ -133,13 +132,13 @@ class Making:
     def _check_recipe(self, model: prepared.Model) -> None:
         path = model.directory / _RECIPE
         if path.exists() and not self._options.overwrite:
-            model.recipe.check_same(recipe.Recipe.model_validate_json(path.read_bytes()), self.directory)
+            model.recipe.check_same(recipe.Recipe.read(path), self.directory)
 
     def _note_recipes(self) -> None:
         """Tie the directory to the recipes: from here on, so that a preview's prompt may still be changed."""
         for model in self.prepared.models:
             model.directory.mkdir(parents=True, exist_ok=True)
-            (model.directory / _RECIPE).write_text(model.recipe.model_dump_json(indent=2))
+            model.recipe.write(model.directory / _RECIPE)
 
     def look(self) -> None:
         """Look at the first rows through the first step's prompt, into `survey`, unless it takes no model."""
@@ -156,6 +155,8 @@ class Making:
         with self._aside() as aside, writing.Writer(self.directory, schema, self._options.format) as writer:
             for each in self._records():
                 writer.add(self.prepared.published(each.batch))
+            # Rows are read twice: outputs must not stand beside rows that they are not of.
+            self.source.check_same()
             writer.publish()
             self.made.rows, self.made.files = writer.rows, (*writer.files, *aside.publish())
         return self.made
@@ -186,9 +187,9 @@ class Making:
                     yield from self._through(few.rows(), None)
             else:
                 yield from self._through(self._rows.rows(self._unreadable), self._rows)
-        for said, step in zip(self._pipeline.steps, self.prepared.steps, strict=True):
+        for kind, step in zip(self.prepared.kinds, self.prepared.steps, strict=True):
             if not isinstance(step, prepared.Model):
-                self.made.drop(said.kind, step.dropped)
+                self.made.drop(kind, step.dropped)
 
     def _slices(self) -> Iterator[source.Source]:
         """Yield the input a thousand rows at a time."""

@@ -2,9 +2,10 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -36,22 +37,45 @@ class File:
     mtime_ns: int
 
 
-def find(place: str) -> list[File]:
+def find(place: str, outputs: Sequence[Path] = ()) -> list[File]:
     """Return the files of a place in natural order of their names, all of one kind.
 
-    A directory is searched to the bottom; hidden files, and those with a suffix that is not known, are left
-    out. Raises InputMissing, InputEmpty, InputMixed, InputUnknown, SplitMissing.
+    A directory is searched to the bottom; hidden files, those with a suffix that is not known, and those in
+    the directories `outputs` are left out. Raises InputMissing, InputEmpty, InputIsOutput, InputMixed,
+    InputUnknown, SplitMissing.
     """
     filesystem, path, scheme = buckets.opened(place)
     info = _info(filesystem, path, place)
     if info.type == fs.FileType.File:
-        return [_named(filesystem, info, scheme)]
+        return _others([_named(filesystem, info, scheme)], place, outputs)
     if info.type == fs.FileType.Directory:
         saved = _saved(filesystem, path, place, scheme)
-        return saved if saved is not None else _one_kind(_below(filesystem, path, path, scheme), place)
+        if saved is not None:
+            return saved
+        return _one_kind(_others(_below(filesystem, path, path, scheme), place, outputs), place)
     if _MAGIC.search(path):
-        return _one_kind(_matching(filesystem, path, scheme), place)
+        return _one_kind(_others(_matching(filesystem, path, scheme), place, outputs), place)
     raise input_errors.InputMissing(place=place)
+
+
+def _others(files: list[File], place: str, outputs: Sequence[Path]) -> list[File]:
+    """Return the files that are in none of these directories; raises InputIsOutput if that leaves none."""
+    tops = [str(directory.resolve()) + os.sep for directory in outputs]
+    kept = [file for file in files if not _real(file).startswith(tuple(tops))]
+    if files and not kept:
+        raise input_errors.InputIsOutput(place=place)
+    return kept
+
+
+def _real(file: File) -> str:
+    return os.path.realpath(file.path) if isinstance(file.filesystem, fs.LocalFileSystem) else file.shown
+
+
+def check_same(file: File) -> None:
+    """Raise InputChanged if a file is no longer the one that was found."""
+    info = _info(file.filesystem, file.path, file.shown)
+    if (info.size, info.mtime_ns or 0) != (file.size, file.mtime_ns):
+        raise input_errors.InputChanged(where=file.shown, reason="it has another size or time now")
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

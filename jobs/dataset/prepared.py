@@ -65,7 +65,8 @@ AnyStep = Model | transforms.Transform
 
 
 class Prepared:
-    """The steps in their order, and `schema`, the columns of the dataset they make.
+    """The steps in their order, what the pipeline calls each (`kinds`; one of its own may be two here), and
+    `schema`, the columns of the dataset they make.
 
     `columns` of the input are kept, None: all. Steps have their files below `directory`. Raises what a step
     raises that does not fit the rows: what can be wrong is found before the first token is computed.
@@ -84,7 +85,9 @@ class Prepared:
     ) -> None:
         self._pipeline, self._backend, self._directory = pipeline, backend, directory
         self._format, self._place, self._on_fault = format, place, on_fault
-        self.steps = [made for number, step in enumerate(pipeline.steps) for made in self._made(number, step)]
+        made = [(step.kind, self._made(number, step)) for number, step in enumerate(pipeline.steps)]
+        self.steps = [one for _, several in made for one in several]
+        self.kinds = [kind for kind, several in made for _ in several]
         self.models = [step for step in self.steps if isinstance(step, Model)]
         self.continues = any(isinstance(step, steps.Generate) and step.continues for step in pipeline.steps)
         for name in columns or ():

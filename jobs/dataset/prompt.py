@@ -1,7 +1,7 @@
 """Templates: columns of a row to the messages of a prompt. Jinja2 in its sandbox."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,6 +169,15 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
             value, ensure_ascii=False, indent=indent, default=_json
         )
 
+        # A prompt that is another one each time would be computed again each time.
+        del self.filters["random"], self.globals["lipsum"]
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Take a field before a method: `order.items` may be either."""
+        if isinstance(obj, dict) and attribute in obj:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
             if left.bit_length() * right > _MOST_BITS:
@@ -227,8 +236,18 @@ def _marked(value: Any, place: str) -> Any:
 def _printable(value: Any) -> Any:
     if value is None:
         raise _NullPrinted("a value")
-    return value
+    return _data(value)
 
 
 def _json(value: Any) -> Any:
-    return None if isinstance(value, _Null) else str(value)
+    return None if isinstance(value, _Null) else str(_data(value))
+
+
+def _data(value: Any) -> Any:
+    """Return what is no part of a program: a generator or a method would print where in memory it is."""
+    kind = type(value)
+    program = kind.__module__.startswith("jinja2.") or callable(value) or hasattr(value, "__next__")
+    if program and not isinstance(value, jinja2.Undefined):
+        advice = " (add | list)" if isinstance(value, Generator) else ""
+        raise RowUnfit(f"the template prints what is no value: a {kind.__name__}{advice}")
+    return value

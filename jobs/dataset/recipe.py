@@ -2,10 +2,12 @@
 
 import difflib
 import hashlib
+import os
+from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from jobs import errors
 
@@ -17,6 +19,10 @@ _RETRY_TEMPERATURE = 0.7
 
 class RecipeChanged(errors.Conflict):
     """{directory} is of another recipe. --overwrite takes this one; another -o keeps both.{difference}"""
+
+
+class RecipeUnreadable(errors.Conflict):
+    """{path} cannot be read: {reason}. --overwrite takes this run's recipe; outputs that fit it are kept."""
 
 
 class Message(BaseModel):
@@ -117,6 +123,23 @@ class Recipe(BaseModel):
             body = body | {"seed": seed}
         line = {"custom_id": custom_id(key, attempt), "method": "POST", "url": self.endpoint, "body": body}
         return orjson.dumps(line) + b"\n"
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a recipe that `write` has written; raises RecipeUnreadable."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise RecipeUnreadable(path=path, reason=error.errors(include_url=False)[0]["msg"]) from None
+
+    def write(self, path: Path) -> None:
+        """Write the recipe to a file, at once or not at all."""
+        unfinished = path.with_suffix(".part")
+        with unfinished.open("w") as stream:
+            stream.write(self.model_dump_json(indent=2))
+            stream.flush()
+            os.fsync(stream.fileno())
+        unfinished.replace(path)
 
     def check_same(self, known: Self, directory: object) -> None:
         """Raise RecipeChanged, which shows the difference, if `known` gives other outputs."""

@@ -61,10 +61,10 @@ def ignore(fault: Fault) -> None:
 
 
 def records(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows as Python values. Times lose their nanoseconds, which Python's have no place for."""
+    """Return rows as Python values, maps as dicts. Times lose their nanoseconds: Python has none."""
     schema = pa.schema([field.with_type(_micro(field.type)) for field in batch.schema])
     plain = batch if schema.equals(batch.schema) else batch.cast(schema, safe=False)
-    found: list[dict[str, Any]] = plain.to_pylist()
+    found: list[dict[str, Any]] = plain.to_pylist(maps_as_pydicts="lossy")
     return found
 
 
@@ -77,6 +77,10 @@ def _micro(kind: pa.DataType) -> pa.DataType:
         return pa.time64("us")
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_micro(field.type)) for field in kind])
-    if pa.types.is_list(kind):
+    if pa.types.is_map(kind):
+        return pa.map_(_micro(kind.key_type), _micro(kind.item_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_micro(kind.value_type)))
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
         return pa.list_(kind.value_field.with_type(_micro(kind.value_type)))
     return kind

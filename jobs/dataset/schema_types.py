@@ -78,6 +78,14 @@ def _kind_of(value: Any) -> str:
     return names[type(value)]
 
 
+def properties(root: dict[str, Any]) -> dict[str, pa.DataType]:
+    """Return the columns of the properties of an object; none for what is no object or lists none."""
+    top = resolved(root, root)
+    if top.get("type", "object") != "object":
+        return {}
+    return {name: arrow_type(schema, root) for name, schema in (top.get("properties") or {}).items()}
+
+
 def resolved(schema: Any, root: dict[str, Any]) -> Any:
     """Follow references inside the schema."""
     for _ in range(_DEEPEST):
@@ -93,18 +101,35 @@ def resolved(schema: Any, root: dict[str, Any]) -> Any:
 def fitted(value: Any, kind: pa.DataType) -> Any:
     """Return a value as its type holds it: JSON text where it is no text, an integer of 3.0.
 
-    An integer of more than 64 bits has none, and becomes null; forms have refused it before.
+    An integer of more than 64 bits has none, and becomes null; forms have refused it before. Raises TypeError
+    for what is of another type, as a pydantic model's validators may make it.
     """
     if value is None:
         return None
     if pa.types.is_string(kind):
         return value if isinstance(value, str) else orjson.dumps(value).decode()
-    if pa.types.is_int64(kind):
-        return int(value) if -(2**63) <= value < 2**63 else None
-    if pa.types.is_float64(kind):
-        return float(value)
     if pa.types.is_list(kind):
-        return [fitted(item, kind.value_type) for item in value]
+        return [fitted(item, kind.value_type) for item in _of(list, value)]
     if pa.types.is_struct(kind):
-        return {inner.name: fitted(value.get(inner.name), inner.type) for inner in kind}
+        found = _of(dict, value)
+        return {inner.name: fitted(found.get(inner.name), inner.type) for inner in kind}
+    if pa.types.is_boolean(kind):
+        return _of(bool, value)
+    if pa.types.is_float64(kind):
+        return float(_number(value))
+    whole = int(_number(value))
+    if whole != value:
+        raise TypeError(value)
+    return whole if -(2**63) <= whole < 2**63 else None
+
+
+def _of(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(value)
+    return value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(value)
     return value

@@ -46,7 +46,7 @@ class Shape:
         self._given = [name for name in given.names if name not in replaced]
         self._shown = [name for name in self._given if not name.startswith(HIDDEN)]
         self.takes_messages = chat or conversation is not None
-        self._properties = _properties(form)
+        self._properties = form.columns if form else {}
         # A pipeline's steps have names; the columns of the one step that has none need no telling apart.
         prefix = "" if step == "generate" else f"{step}_"
         own = self._outputs(output)
@@ -66,9 +66,7 @@ class Shape:
     def _outputs(self, output: str) -> list["_Column"]:
         """Return the columns of what the model wrote."""
         own: list[_Column] = [] if self._properties else [(output, pa.string(), _text)]
-        root = self._form.schema if self._form else {}
-        for name, schema in self._properties.items():
-            own.append((name, schema_types.arrow_type(schema, root), _property(name)))
+        own += [(name, kind, _property(name)) for name, kind in self._properties.items()]
         if self._keep_invalid:
             if self._properties:
                 own.append(("output_text", pa.string(), _text))
@@ -180,15 +178,6 @@ _MEASURED: list[_Column] = [
     ("completion_tokens", pa.int32(), lambda record: record.output.completion_tokens),
     ("latency_seconds", pa.float64(), lambda record: record.output.latency_seconds),
 ]
-
-
-def _properties(form: validation.Form | None) -> dict[str, Any]:
-    if form is None:
-        return {}
-    top = schema_types.resolved(form.schema, form.schema)
-    if top.get("type", "object") != "object":
-        return {}
-    return dict(top.get("properties") or {})
 
 
 def _text(record: _Record) -> str | None:

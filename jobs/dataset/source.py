@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from jobs.dataset import input_errors, inputs, rows, sorting, where
+from jobs.dataset import input_errors, inputs, places, rows, sorting, where
 from jobs.dataset.rows import Fault, OnFault, Rows, records
 
 __all__ = ["Fault", "OnFault", "Place", "Rows", "Source", "open_source", "records"]
@@ -99,6 +99,11 @@ class Source:
         """Return what was found when the input was opened: files with bytes and ns of their last change."""
         return self._identity
 
+    def check_same(self) -> None:
+        """Raise InputChanged if a file is no longer the one that was opened."""
+        for file in self._found.files:
+            places.check_same(file)
+
     def _read(self, tell: OnFault) -> Iterator[Rows]:
         start = 0
         for at, reader in enumerate(self._readers):
@@ -115,6 +120,7 @@ def open_source(
     limit: int | None = None,
     sort_by: Sequence[str] = (),
     scratch: Path | None = None,
+    outputs: Sequence[Path] = (),
 ) -> Source:
     """Open an input for reading, and check all that can be checked without reading it through.
 
@@ -125,10 +131,11 @@ def open_source(
     `columns`: those that rows have, in this order (None: all), then those of `needed` not among them.
     `where`: an SQL expression over all columns; rows for which it is null are left out. `limit`: of the rows
     that pass `where` the first so many of the input. `sort_by`: the order in which those then come.
+    `outputs`: directories that are no part of the input, though they may lie in it.
 
     Raises input_errors.InputError, of a kind for each thing that can be wrong.
     """
-    found = inputs.opened(place, scratch)
+    found = inputs.opened(place, scratch, outputs)
     known = found.schema.names
     for name in (*(columns or ()), *needed, *sort_by):
         if name not in known:

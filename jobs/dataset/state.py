@@ -95,8 +95,14 @@ class Outputs:
             some = asked[start : start + _KEYS_ASKED]
             marks = ",".join("?" * len(some))
             for key, value in self._all(f"SELECT key, value FROM outputs WHERE key IN ({marks})", some):
-                found[key] = Output.from_json(value)
+                found[key] = self._output(value)
         return found
+
+    def _output(self, value: bytes) -> Output:
+        try:
+            return Output.from_json(value)
+        except (ValueError, LookupError, TypeError) as error:
+            raise StateDamaged(path=self._path, reason=error) from None
 
     def keep(self, outputs: Iterable[tuple[bytes, Output]]) -> None:
         """Keep outputs, all or none of them. Not even a loss of power loses them then."""

@@ -10,6 +10,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from jobs import errors, grammars
+from jobs.dataset import schema_types
 
 INVALID = "invalid_output"
 _REFUSED = "The schema cannot be used: "
@@ -59,6 +60,8 @@ class Form:
             raise SchemaWrong(place=place, reason=error) from None
         checker = validator.TYPE_CHECKER.redefine("integer", _is_integer)
         self.schema, self._model = schema, model
+        self.columns = schema_types.properties(schema)
+        """The columns of its properties."""
         self._validator = jsonschema.validators.extend(validator, type_checker=checker)(schema)
 
     def read(self, text: str) -> Any:
@@ -69,12 +72,22 @@ class Form:
             raise Unfit(f"not JSON: {error}") from None
         if (found := jsonschema.exceptions.best_match(self._validator.iter_errors(value))) is not None:
             raise Unfit(f"{found.json_path}: {found.message}"[:_MOST_CHARACTERS])
-        return value if self._model is None else _dumped(self._model, text)
+        return value if self._model is None else self._fitted(_dumped(self._model, text))
+
+    def _fitted(self, value: Any) -> Any:
+        """Return what a model made of an output; its validators may have made anything."""
+        for name, kind in self.columns.items():
+            try:
+                schema_types.fitted(value.get(name), kind)
+            except (TypeError, AttributeError):
+                said = f"{name}: the model's validators made of it what is no {kind}"
+                raise Unfit(said[:_MOST_CHARACTERS]) from None
+        return value
 
 
 def _dumped(model: type[BaseModel], text: str) -> Any:
     try:
-        return model.model_validate_json(text).model_dump(mode="json", by_alias=True)
+        return model.model_validate_json(text).model_dump(mode="json", by_alias=True, warnings=False)
     except ValidationError as wrong:
         first = wrong.errors(include_url=False, include_context=False)[0]
         said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -24,6 +24,10 @@ class AnswersMissing(errors.LonghaulError):
     """{path} is not there or not whole: the job ended as none should. The same command tries it again."""
 
 
+class JobDamaged(errors.LonghaulError):
+    """{path} is damaged. Remove {directory}: the same command makes its requests again."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far a job is: requests that have an answer, of those failed, and tokens."""
@@ -83,9 +87,15 @@ class Job:
         return self.directory / REQUESTS
 
     def keys(self) -> set[bytes]:
-        """Return the keys of its requests."""
+        """Return the keys of its requests; raises JobDamaged."""
         with self.requests.open("rb") as stream:
-            return {recipe.key_of(orjson.loads(data)["custom_id"])[0] for data in stream}
+            try:
+                found = {recipe.key_of(orjson.loads(data)["custom_id"])[0] for data in stream}
+            except (ValueError, LookupError, TypeError):
+                found = set()
+        if not found:
+            raise JobDamaged(path=self.requests, directory=self.directory)
+        return found
 
     def answers(self) -> Iterator[tuple[dict[str, Any], state.Output]]:
         """Yield each request's line with its output, in their order; raises AnswersMissing.
@@ -143,7 +153,8 @@ class Writing:
         return job
 
     def abandon(self) -> None:
-        self._stream.close()
+        with contextlib.suppress(OSError):  # what was still to be written, to a disk that is full
+            self._stream.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 

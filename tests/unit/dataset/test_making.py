@@ -1,4 +1,5 @@
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -464,3 +465,52 @@ def test_a_full_disk_breaks_the_run_off_and_the_next_one_goes_on(
         make(texts("a"), "{{ text }}", full)
     make(texts("a"), "{{ text }}")
     assert make.rows()[0]["output"] == "A"
+
+
+@pytest.mark.parametrize("left", ["", "{garbage", '{"model": "m"}'])
+def test_a_damaged_recipe_says_what_to_do_and_what_is_there_is_kept(make: Maker, left: str) -> None:
+    make(texts("a"), "{{ text }}")
+    path = make.directory.with_name("out.longhaul") / "00-generate" / "recipe.json"
+    path.write_text(left)
+    with pytest.raises(recipe.RecipeUnreadable, match="--overwrite"):
+        make(texts("a"), "{{ text }}")
+    backend = backends.Answering()
+    make(texts("a"), "{{ text }}", backend, overwrite=True)
+    make(texts("a"), "{{ text }}", backend)
+    assert not backend.asked
+
+
+def test_a_recipe_is_never_there_by_half(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(texts("a"), "{{ text }}")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        make(texts("a"), "{{ text }} {{ text }}", overwrite=True)
+    monkeypatch.undo()
+    make(texts("a"), "{{ text }}")
+
+
+def test_a_filter_by_expression_and_text_is_one_step(make: Maker) -> None:
+    both = {"where": "id > 0", "column": "text", "min_chars": 2}
+    made = make(texts("aa", "b", "cc"), [{"filter": both}, {"generate": "{{ text }}"}])
+    assert made.dropped == {"filter": 2}
+    assert [row["output"] for row in make.rows()] == ["CC"]
+
+
+def test_outputs_never_stand_beside_rows_that_took_the_place_of_theirs(make: Maker, tmp_path: Path) -> None:
+    place = tmp_path / "in.jsonl"
+    place.write_text('{"text": "a"}\n')
+
+    def answer(line: Row) -> str:
+        place.write_text('{"text": "b"}\n')
+        os.utime(place, (1, 1))  # back in time
+        return backends.text_of(line).upper()
+
+    with pytest.raises(input_errors.InputChanged, match=r"in\.jsonl changed"):
+        make(place, "{{ text }}", backends.Answering(answer))
+    assert make.rows() == []
+    make(place, "{{ text }}")
+    assert [(row["text"], row["output"]) for row in make.rows()] == [("b", "B")]

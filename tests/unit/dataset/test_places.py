@@ -148,3 +148,17 @@ def test_a_saved_dataset_that_lacks_a_file_or_has_an_index_is_refused(tmp_path: 
         source.open_source(path)
     with pytest.raises(input_errors.InputUnreadable, match="flatten_indices"):
         source.open_source(saved(tmp_path / "b", [1], _indices_data_files=[{"filename": "i.arrow"}]))
+
+
+def test_what_lies_in_the_output_is_no_input(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "out/data-00000.parquet", "out.longhaul/jobs/0/requests.jsonl", "output/b.jsonl"):
+        written(tmp_path / name, LINE)
+    outputs = [tmp_path / "out", tmp_path / "out.longhaul"]
+    files = places.find(str(tmp_path), outputs)
+    assert [Path(file.path).relative_to(tmp_path).as_posix() for file in files] == [
+        "a.jsonl",
+        "output/b.jsonl",
+    ]
+    for own in ("out", "out/data-00000.parquet", "out/*.parquet"):
+        with pytest.raises(input_errors.InputIsOutput, match="another -o"):
+            places.find(str(tmp_path / own), outputs)

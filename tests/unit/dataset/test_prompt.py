@@ -227,3 +227,34 @@ def test_parts_tell_what_is_constant_and_what_depends_on_which_columns() -> None
 def test_a_name_that_a_template_sets_depends_on_what_it_was_set_to() -> None:
     *_, last = made("{% set x = a %}{{ x }}").parts()
     assert last == prompt.Part("", ("a",))
+
+
+@pytest.mark.parametrize(
+    ("text", "row", "named"),
+    [
+        ("{{ a | map('upper') }}", {"a": ["x"]}, r"generator \(add \| list\)"),
+        ("{{ a | map('upper') | tojson }}", {"a": ["x"]}, "generator"),
+        ("{{ a.items }}", {"a": {"b": 1}}, "method"),
+        ("{{ a.title }}", {"a": "x"}, "method"),
+        ("{{ range }}", {}, "function"),
+        ("{{ self }}", {"self": "x"}, "TemplateReference"),
+    ],
+)
+def test_what_is_no_value_is_not_printed(text: str, row: dict[str, Any], named: str) -> None:
+    with pytest.raises(prompt.RowUnfit, match=f"no value: a .*{named}"):
+        rendered(text, **row)
+
+
+def test_a_field_that_is_called_like_a_method_is_the_field() -> None:
+    order = {"items": [1, 2], "count": 2, "get": None}
+    assert rendered("{% for i in a.items %}{{ i }}{% endfor %} {{ a.count }}", a=order) == "12 2"
+    with pytest.raises(prompt.RowUnfit, match="get is null"):
+        rendered("{{ a.get }}", a=order)
+    assert rendered("{% for k, v in a.items() %}{{ k }}{{ v }}{% endfor %}", a={"x": 1}) == "x1"
+
+
+def test_a_prompt_that_would_be_another_one_each_time_is_refused() -> None:
+    with pytest.raises(prompt.TemplateWrong, match="no filter 'random'"):
+        made("{{ a | random }}")
+    with pytest.raises(input_errors.InputError, match="lipsum"):
+        made("{{ lipsum() }}").columns(["a"])

@@ -172,3 +172,8 @@ def test_a_file_that_changed_after_it_was_opened_ends_the_run(tmp_path: Path) ->
 def test_nested_values_stay_nested(tmp_path: Path) -> None:
     record = {"m": {"lang": "de", "tags": ["a", "b"]}, "turns": [{"role": "user", "content": "hi"}]}
     assert read(written(tmp_path / "a.jsonl", lines(record)))[1] == [record]
+
+
+def test_nan_among_texts_is_null_and_not_the_word(tmp_path: Path) -> None:
+    _, found, _ = read(written(tmp_path / "a.jsonl", '{"a": "x"}\n{"a": NaN}\n{"a": "null"}\n'))
+    assert [row["a"] for row in found] == ["x", None, "null"]

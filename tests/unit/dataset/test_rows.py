@@ -46,3 +46,15 @@ def test_other_values_stay_as_they_are() -> None:
     assert rows.records(batch) == batch.to_pylist()
     assert rows.records(batch.slice(1, 0)) == []
     assert rows.records(batch.select([])) == [{}, {}]
+
+
+def test_maps_are_dicts_and_times_lose_their_nanoseconds_in_all_that_nests() -> None:
+    at, kept = pa.array([1999], pa.timestamp("ns")), datetime.datetime(1970, 1, 1, microsecond=1)
+    nested = {
+        "map": pa.MapArray.from_arrays([0, 1], pa.array(["k"]), at),
+        "large": pa.LargeListArray.from_arrays([0, 1], at),
+        "fixed": pa.FixedSizeListArray.from_arrays(at, 1),
+    }
+    assert rows.records(pa.RecordBatch.from_pydict(nested)) == [
+        {"map": {"k": kept}, "large": [kept], "fixed": [kept]}
+    ]

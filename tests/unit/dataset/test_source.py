@@ -99,3 +99,10 @@ def test_what_is_wrong_behind_the_last_row_that_is_wanted_is_not_told(tmp_path: 
         for _ in source.open_source(path, limit=limit).rows(found.append):
             pass
         assert [fault.row for fault in found] == wanted
+
+
+def test_a_missing_column_among_thousands_is_told_in_few_words() -> None:
+    wide = pa.table({f"c{number}": [1] for number in range(3000)})
+    with pytest.raises(input_errors.ColumnMissing, match=r"c99 and 2,900 more\.$") as caught:
+        source.open_source(wide, columns=["c3000"])
+    assert "'c300'" in str(caught.value)

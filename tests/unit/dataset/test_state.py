@@ -170,3 +170,10 @@ def test_a_file_that_somebody_holds_is_not_taken_for_damage(known: state.State, 
         known.want([(0, 0, key(1))])
     other.close()
     assert not isinstance(caught.value, state.StateDamaged)
+
+
+@pytest.mark.parametrize("value", [b"\x00", b"{}", b"[]", b'{"text": "a", "error": null, "unknown": 1}'])
+def test_an_output_that_is_none_is_told_as_damage(known: state.State, value: bytes) -> None:
+    known._db.execute("INSERT INTO outputs (key, failed, value) VALUES (?, 0, ?)", (key(1), value))
+    with pytest.raises(state.StateDamaged, match="Remove it"):
+        known.find([key(1)])

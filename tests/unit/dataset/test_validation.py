@@ -2,11 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 import pytest
-from pydantic import AfterValidator, BaseModel, Field, RootModel
+from pydantic import AfterValidator, BaseModel, Field, RootModel, create_model
 
 from jobs.dataset import validation
 
@@ -213,3 +213,15 @@ def test_a_model_is_found_in_a_module_beside_the_data(beside: str) -> None:
 def test_what_names_no_model_is_refused(beside: str, name: str, words: str) -> None:
     with pytest.raises(validation.SchemaWrong, match=f"{name} cannot be used: .*{words}"):
         validation.form(name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "made"), [(int, "x"), (int, 1.5), (bool, 1), (float, "1"), (list[int], 2), (list[int], "12")]
+)
+def test_what_a_models_validators_make_that_no_column_holds_is_invalid(kind: Any, made: Any) -> None:
+    given = {int: 1, bool: True, float: 1.0}.get(kind, [1])
+    model = create_model("Made", a=(Annotated[kind, AfterValidator(lambda _: made)], ...))
+    form = validation.form(model)
+    assert form is not None
+    with pytest.raises(validation.Unfit, match="a: the model's validators"):
+        form.read(orjson.dumps({"a": given}).decode())

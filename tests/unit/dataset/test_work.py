@@ -1,5 +1,7 @@
 """Jobs: directories that are whole or not there, and answers by the names of their requests."""
 
+import errno
+import io
 import random
 from pathlib import Path
 from typing import Any
@@ -204,3 +206,24 @@ def test_progress_adds_up() -> None:
     one = work.progress_of(batch)
     assert one == work.Progress(5, 2, 10, 4, 7)
     assert one + one == work.Progress(10, 4, 20, 8, 14)
+
+
+@pytest.mark.parametrize(
+    "left", [b"", b"garbage\n", b'{"custom_id": "00', b'{"custom_id": "foreign"}\n', b"[]\n"]
+)
+def test_a_damaged_job_says_what_to_remove(job: work.Job, left: bytes) -> None:
+    job.requests.write_bytes(left)
+    with pytest.raises(work.JobDamaged, match=f"Remove {job.directory}"):
+        job.keys()
+
+
+def test_a_job_that_no_longer_fits_on_the_disk_takes_no_room_from_the_next_run(tmp_path: Path) -> None:
+    class Full(io.BytesIO):
+        def close(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    writing = work.Writing(tmp_path / "000000", 9, 1000)
+    writing._stream.close()
+    writing._stream = Full()
+    writing.abandon()
+    assert not (tmp_path / "000000").exists()
