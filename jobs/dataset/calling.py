@@ -75,7 +75,7 @@ def _backend(asked: Asked, view: report.View) -> Iterator[work.Backend]:
         return
 
     def tell(reason: str) -> None:
-        view.say(f"{asked.submit}: {reason}; trying again.")
+        view.say(f"{asked.submit}: {reason}; trying again, for ten minutes in all.")
 
     with client.Client(asked.submit, asked.api_key, patience_seconds=_PATIENCE_SECONDS, on_retry=tell) as api:
         service = remote.Service(api, asked.model)

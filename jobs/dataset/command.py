@@ -63,9 +63,13 @@ def generate(**given: Any) -> None:
     try:
         asked = _asked(given)
         with calling.opened(asked, shown) as making:
+            if not preview:
+                making.check_recipes()
             _tell_before(making, asked)
             if preview:
-                _preview(making, preview, as_json)
+                with shown:
+                    rows = list(making.preview(preview))
+                _print_rows(rows, making.made, as_json)
                 return
             with shown:
                 made = making.write()
@@ -198,8 +202,8 @@ def _tell_before(making: "makings.Making", asked: "calling.Asked") -> None:
         click.echo("\n".join(making.survey.lines(makings.counted(making.source), samples)), err=True)
 
 
-def _preview(making: "makings.Making", rows: int, as_json: bool) -> None:
-    for row in making.preview(rows):
+def _print_rows(rows: list[dict[str, Any]], made: "makings.Made", as_json: bool) -> None:
+    for row in rows:
         if as_json:
             click.echo(orjson.dumps(row, default=str))
             continue
@@ -207,6 +211,5 @@ def _preview(making: "makings.Making", rows: int, as_json: bool) -> None:
             text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
             click.echo(f"{name}: {text}")
         click.echo()
-    made = making.made
     if made.failed or made.invalid:
         click.echo(f"{made.failed} failed, {made.invalid} not valid", err=True)

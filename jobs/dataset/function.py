@@ -9,6 +9,12 @@ import pyarrow.parquet as pq
 
 from jobs.dataset import calling, making, publishing, report, shards, steps
 
+_USUAL = {
+    "prompt": None, "system": None, "schema": None, "samples": 1, "seed": 0, "raw": False, "retries": 0,
+    "keep_invalid": False,
+}  # fmt: skip
+"""What of one step the function takes itself, and what it is when nothing is said."""
+
 
 def generate(given: dict[str, Any]) -> pa.Table:
     """Run what `dataset.generate` was called with."""
@@ -22,6 +28,7 @@ def _run(given: dict[str, Any], output: Path) -> pa.Table:
     view = report.Silent() if given["quiet"] else report.view()
     asked = _asked(given, output)
     with calling.opened(asked, view) as made, view:
+        made.check_recipes()
         made.look()
         made.write()
         publishing.publish(made, asked)
@@ -56,10 +63,13 @@ def _asked(given: dict[str, Any], output: Path) -> calling.Asked:
 
 
 def _pipeline(given: dict[str, Any]) -> steps.Pipeline:
+    said = {name: given[name] for name in _USUAL}
     if given["pipeline"] is not None:
+        of_a_step = [name for name, usual in _USUAL.items() if said[name] != usual]
+        of_a_step += ["messages"] * (given["messages"] is not None) + list(given["parameters"])
+        if of_a_step:
+            raise steps.PipelineWrong(place=of_a_step[0], reason="it goes into a step of the pipeline")
         return steps.pipeline(given["pipeline"], "pipeline")
-    names = ("prompt", "system", "schema", "samples", "seed", "raw", "retries", "keep_invalid")
-    said = {name: given[name] for name in names}
     if given["messages"] is not None:
         said["messages"] = given["messages"]
     return steps.pipeline([{"generate": said | given["parameters"]}], "generate")

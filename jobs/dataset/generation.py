@@ -67,6 +67,8 @@ class Generation:
         self._cache = state.Outputs(cache / "outputs.sqlite") if cache else None
         self._under_way: list[tuple[work.Job, set[bytes]]] = []
         self._writing: work.Writing | None = None
+        self._taken_up: set[bytes] = set()
+        """Keys of an earlier run's jobs that no row has asked for yet."""
         self._number = 0
 
     def close(self) -> None:
@@ -81,6 +83,7 @@ class Generation:
         `is_first`: no other rows of the same dataset came before these.
         """
         self._state.begin(is_first)
+        self._report.spent(self._state.spent())
         try:
             self._take_up()
             needed = self.prompt.columns(rows.schema.names)
@@ -141,6 +144,7 @@ class Generation:
             self._number = max(self._number, int(job.directory.name) + 1)
             self._backend.start(job)
             self._under_way.append((job, job.keys()))
+            self._taken_up |= self._under_way[-1][1]
         while len(self._under_way) >= self._backend.window:
             self._collect()
 
@@ -161,10 +165,13 @@ class Generation:
         cached = self._from_cache(keys - known.keys())
         for _, _, messages, key in asked:
             output = known.get(key) or cached.get(key)
+            # What an earlier run's job computed in this run is counted with that job.
+            count = key not in self._taken_up
+            self._taken_up.discard(key)
             if output is not None and self._is_final(output):
-                self._report.cached(1) if key in cached else self._report.resumed(1)
+                self._report.cached(count) if key in cached else self._report.resumed(count)
             elif self._is_asked(key):
-                self._report.shared(1)
+                self._report.shared(count)
             else:
                 attempt = 0 if output is None or output.failed else output.attempt + 1
                 self._add(self.recipe.request(messages, key, attempt), key)
@@ -218,8 +225,12 @@ class Generation:
     def _collect(self) -> None:
         """Wait for the oldest job, keep its outputs, ask again for those without their form."""
         job, _ = self._under_way[0]
-        with self._report.job() as listener:
-            self._backend.finish(job, listener)
+        before = self._report.counts.seconds
+        try:
+            with self._report.job() as listener:
+                self._backend.finish(job, listener)
+        finally:
+            self._state.spend(self._report.counts.seconds - before)
         self._under_way.pop(0)
         again: list[tuple[bytes, bytes]] = []
         self._keep(job, again)

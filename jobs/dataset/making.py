@@ -115,7 +115,7 @@ class Making:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the directory for this run, and see that it is one of these recipes."""
+        """Hold the directory for this run."""
         known = (self._work / "lock").exists() or self._options.overwrite
         if not known and self.directory.exists() and any(self.directory.iterdir()):
             raise NotADataset(directory=self.directory, work=self._work)
@@ -125,9 +125,12 @@ class Making:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise Busy(directory=self.directory) from None
-            for model in self.prepared.models:
-                self._check_recipe(model)
             yield
+
+    def check_recipes(self) -> None:
+        """Raise recipe.RecipeChanged if the directory is of another recipe. A preview need not ask."""
+        for model in self.prepared.models:
+            self._check_recipe(model)
 
     def _check_recipe(self, model: prepared.Model) -> None:
         path = model.directory / _RECIPE
@@ -173,7 +176,8 @@ class Making:
         with apart.Apart(self.directory) as aside:
             self._apart = aside
             yield aside
-            self.made.failed, self.made.invalid = aside.counts[apart.ERRORS], aside.counts[apart.INVALID]
+            self.made.failed = aside.counts[apart.ERRORS]
+            self.made.invalid += aside.counts[apart.INVALID]
         self._apart = None
 
     def _records(self) -> transforms.Stream:
@@ -280,6 +284,7 @@ class Making:
                 return made.prompt.render(records[index])
 
             found = shaped.records(batch, answers, self.source.place, rendered if records else None)
+            self.made.invalid += found.invalid_kept
             for fault in found.faults:
                 aside.fault(fault)
             for output in found.invalid:
@@ -302,7 +307,10 @@ def working_directory(output: Path) -> Path:
 def counted(rows: source.Source) -> int:
     """Return how many rows there are, reading them if need be."""
     known = rows.count() if rows.takes_all else None
-    return sum(len(each.numbers) for each in rows.narrowed([]).rows()) if known is None else known
+    if known is not None:
+        return known
+    # A batch without columns has no length.
+    return sum(len(each.numbers) for each in rows.narrowed(rows.schema.names[:1]).rows())
 
 
 def _numbered(each: source.Rows) -> pa.RecordBatch:

@@ -58,7 +58,7 @@ def _of_step(name: str, step: dict[str, Any]) -> list[str]:
 def _summary(made: making.Making, asked: calling.Asked) -> dict[str, Any]:
     done = made.made
     figures = {name: _step(one) for name, one in done.steps.items()}
-    hours = sum(one.counts.seconds for one in done.steps.values()) / 3600
+    hours = sum(one.counts.seconds + one.counts.seconds_before for one in done.steps.values()) / 3600
     price = asked.options.cost_per_hour
     return {
         "directory": str(made.directory),

@@ -57,6 +57,8 @@ class Counts:
     done: work.Progress = field(default_factory=work.Progress)
     seconds: float = 0.0
     """In which jobs ran."""
+    seconds_before: float = 0.0
+    """In which jobs of earlier runs ran."""
 
 
 class View(Protocol):
@@ -85,6 +87,10 @@ class Report:
         """Expect so many more requests."""
         self.expected += requests
         self._announced = requests
+
+    def spent(self, seconds: float) -> None:
+        """Say how long jobs ran before this run."""
+        self.counts.seconds_before = seconds - self.counts.seconds
 
     def read_all(self, requests: int) -> None:
         """Say how many there really were: of what was announced some may not have been readable."""

@@ -108,7 +108,8 @@ class Shape:
             messages = rendered(answer.index) if rendered is not None else None
             record = self._record(answer, output, row, messages)
             (good if record.output.valid or self._keep_invalid else bad).append(record)
-        return Records(self._good(rows, good), [self._invalid(rows, record, place) for record in bad], faults)
+        invalid = [self._invalid(rows, record, place) for record in bad]
+        return Records(self._good(rows, good), invalid, faults, sum(not one.output.valid for one in good))
 
     def _fault(self, answer: generation.Answer, row: int, place: str) -> apart.Fault:
         output = answer.output
@@ -159,6 +160,8 @@ class Records:
     good: source.Rows
     invalid: list[apart.Invalid]
     faults: list[apart.Fault]
+    invalid_kept: int = 0
+    """How many of the good ones are without their form, and stay all the same."""
 
 
 @dataclass(frozen=True)

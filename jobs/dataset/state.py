@@ -19,6 +19,7 @@ CREATE INDEX IF NOT EXISTS failures ON outputs (id) WHERE failed;
 CREATE TABLE IF NOT EXISTS wanted (
     row INTEGER NOT NULL, sample INTEGER NOT NULL, key BLOB, fault TEXT, PRIMARY KEY (row, sample)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS spent (seconds REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS seen (prompt BLOB PRIMARY KEY, times INTEGER NOT NULL) WITHOUT ROWID;
 """
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
@@ -155,6 +156,15 @@ class State(Outputs):
         with self._transaction():
             for forgotten in ("outputs WHERE failed", "wanted", *["seen"] * is_first):
                 self._db.execute(f"DELETE FROM {forgotten}")
+
+    def spend(self, seconds: float) -> None:
+        """Note how long a job ran in this run."""
+        self._many("INSERT INTO spent VALUES (?)", [(seconds,)])
+
+    def spent(self) -> float:
+        """Return how long jobs of all runs have run (seconds)."""
+        ((seconds,),) = self._all("SELECT COALESCE(SUM(seconds), 0) FROM spent")
+        return float(seconds)
 
     def want(self, rows: Iterable[tuple[int, int, bytes]]) -> None:
         """Note the key of each (row, sample)."""

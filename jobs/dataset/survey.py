@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +35,13 @@ class Survey:
     shared: float
     repeated: tuple[str, ...]
     advice: "Advice | None"
+    warnings: tuple[str, ...] = ()
 
     def lines(self, rows: int, samples: int) -> list[str]:
         """Return it in words, with the number of rows and of the samples of each."""
-        said = ["The first prompt:"]
+        if not rows:
+            return ["No row is left to do: --where is true for none."]
+        said = ["The first prompt:"] if self.first else []
         for message in self.first or ():
             content = message["content"]
             more = f" ... ({len(content):,} characters)" if len(content) > _MOST_CHARACTERS else ""
@@ -57,7 +60,7 @@ class Survey:
                 f"With the template's parts in another order {self.advice.shared:.0%} of its characters would"
                 f" be shared, not {self.advice.now:.0%}: {', '.join(self.advice.order)}"
             )
-        return said
+        return said + [f"Note: {warning}" for warning in self.warnings]
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,20 @@ def survey(
         shared=1 - (1 - shared) / samples,
         repeated=_repeated(made, fit),
         advice=_advice(made, fit),
+        warnings=tuple(_warnings(made, made_by, needed, rows.schema.names)),
     )
+
+
+def _warnings(
+    made: prompt.Prompt, made_by: recipe.Recipe, needed: Sequence[str], offered: Sequence[str]
+) -> Iterator[str]:
+    """Yield what was perhaps not meant."""
+    if not needed:
+        single = [name for name in offered if any(f"{{{name}}}" in one.content for one in made.messages)]
+        example = (single or list(offered))[0]
+        yield f"the prompt names no column, so all rows have the same: write {{{{ {example} }}}}, two braces."
+    if made_by.parameters.max_tokens is None and made_by.output_schema is None:
+        yield "no --max-tokens: an output may become as long as the model's context."
 
 
 def share(prompts: Sequence[Any]) -> float:

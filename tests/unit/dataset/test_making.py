@@ -43,6 +43,7 @@ class Maker:
         )
         self.making = made
         with made.alone():
+            made.check_recipes()
             made.look()
             return made.write()
 
@@ -276,6 +277,30 @@ def test_invalid_outputs_can_stay_beside_the_others(make: Maker) -> None:
     make(texts("a"), [{"generate": step}], backends.Answering(lambda line: "?"))
     (row,) = make.rows()
     assert (row["n"], row["output_text"], row["valid"]) == (None, "?", False)
+
+
+def test_what_an_earlier_run_began_is_counted_once(make: Maker) -> None:
+    broken = backends.Answering()
+    broken.finish = lambda job, listener: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
+    given = texts("a", "b", "b")
+    step = [{"generate": {"prompt": "{{ text }}", "temperature": 0}}]
+    with pytest.raises(KeyboardInterrupt):
+        make(given, step, broken)
+    counts = make(given, step).steps["generate"].counts
+    assert counts.done.done == 2
+    assert counts.done.done + counts.resumed + counts.shared == 3
+
+
+def test_invalid_outputs_that_are_kept_are_counted(make: Maker) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    step = {"prompt": "{{ text }}", "schema": schema, "keep_invalid": True}
+    made = make(texts("a", "b"), [{"generate": step}], backends.Answering(lambda line: "?"))
+    assert (made.rows, made.invalid) == (2, 2)
+
+
+def test_rows_of_parquet_are_counted_under_a_limit(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1, 2, 3]}), tmp_path / "a.parquet")
+    assert making.counted(source.open_source(tmp_path / "a.parquet", limit=2)) == 2
 
 
 def test_a_cache_serves_other_directories(make: Maker, tmp_path: Path) -> None:
