@@ -539,3 +539,18 @@ def test_outputs_never_stand_beside_rows_that_took_the_place_of_theirs(make: Mak
     assert make.rows() == []
     make(place, "{{ text }}")
     assert [(row["text"], row["output"]) for row in make.rows()] == [("b", "B")]
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_requests_of_a_job_that_a_later_run_ends_count_once(make: Maker, window: int) -> None:
+    def stop(line: Row) -> str:
+        if backends.text_of(line) == "3":
+            raise KeyboardInterrupt
+        return "x"
+
+    given = texts(*map(str, range(8)))
+    with pytest.raises(KeyboardInterrupt):
+        make(given, "{{ text }}", backends.Answering(stop, window), job_requests=2, cache=None)
+    made = make(given, "{{ text }}", backends.Answering(window=window), job_requests=2)
+    told = made.steps["generate"]
+    assert (told.counts.resumed, told.counts.shared, told.counts.done.done, told.left()) == (2, 0, 6, 0)
