@@ -100,6 +100,8 @@ class Making:
         self._rows, self._view, self._options, self._scratch = rows, view, options, scratch
         self._work = working_directory(directory)
         self._apart: apart.Apart | None = None
+        self._begun: set[str] = set()
+        """Steps that have seen rows of this run."""
         self.prepared = prepared.Prepared(
             pipeline,
             backend,
@@ -187,6 +189,7 @@ class Making:
                 if isinstance(step, transforms.Distinct):
                     stack.enter_context(step)
             if self.prepared.continues:
+                self._foresee()
                 for few in self._slices():
                     yield from self._through(few.rows(), None)
             else:
@@ -194,6 +197,13 @@ class Making:
         for kind, step in zip(self.prepared.kinds, self.prepared.steps, strict=True):
             if not isinstance(step, prepared.Model):
                 self.made.drop(kind, step.dropped)
+
+    def _foresee(self) -> None:
+        """Expect the whole input in the first step, if that takes a model, though it comes in slices."""
+        first = self.prepared.steps[0]
+        if isinstance(first, prepared.Model):
+            expected = counted(self._rows) * first.samples
+            self.made.steps[first.step.name] = report.Report(self._view, first.step.name, expected)
 
     def _slices(self) -> Iterator[source.Source]:
         """Yield the input a thousand rows at a time."""
@@ -227,7 +237,8 @@ class Making:
         rows = given or self._stored(model, stream)
         if rows is None:
             return
-        is_first = model.step.name not in self.made.steps
+        is_first = model.step.name not in self._begun
+        self._begun.add(model.step.name)
         reported = self._reported(model.step.name, counted(rows) * model.samples)
         limits = generation.Limits(self._options.job_requests, self._options.job_bytes, model.step.retries)
         made = generation.Generation(

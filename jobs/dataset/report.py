@@ -82,10 +82,13 @@ class Report:
         self._pace = progress.Pace()
         self._estimated = False
         self._announced = 0
+        self._foreseen = expected
 
     def announce(self, requests: int) -> None:
-        """Expect so many more requests."""
-        self.expected += requests
+        """Expect so many requests, which may be some of those that were expected from the first."""
+        foreseen = min(requests, self._foreseen)
+        self._foreseen -= foreseen
+        self.expected += requests - foreseen
         self._announced = requests
 
     def spent(self, seconds: float) -> None:

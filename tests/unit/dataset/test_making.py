@@ -554,3 +554,21 @@ def test_requests_of_a_job_that_a_later_run_ends_count_once(make: Maker, window:
     made = make(given, "{{ text }}", backends.Answering(window=window), job_requests=2)
     told = made.steps["generate"]
     assert (told.counts.resumed, told.counts.shared, told.counts.done.done, told.left()) == (2, 0, 6, 0)
+
+
+def test_the_first_step_of_a_conversation_expects_all_rows_from_the_first_slice_on(
+    make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "_SLICE_ROWS", 2)
+    expected: list[int] = []
+
+    def answer(line: Row) -> str:
+        expected.append(make.making.made.steps["a"].expected)
+        return "x"
+
+    chain = [{"generate": {"name": "a", "prompt": "{{ text }}", "samples": 2}}]
+    chain.append({"generate": {"name": "b", "prompt": "More.", "continue": "a", "output": "b"}})
+    make(texts("1", "1", "1", "2", "3"), chain, backends.Answering(answer))
+    assert set(expected) == {10}
+    assert {name: step.expected for name, step in make.making.made.steps.items()} == {"a": 10, "b": 10}
+    assert len(make.rows()) == 10
