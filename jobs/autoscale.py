@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from jobs import errors, ids, scaling
+from jobs import errors, ids, overdue, scaling
 from jobs.autoscale_lines import told
 from jobs.ledger_fleet import Fleet, Load, Present
 from jobs.scaled import FIRST_STARTUP_SECONDS, Scaled, depth_of, tokens_left
@@ -20,6 +20,8 @@ Report = Callable[[str, dict[str, Any]], None]
 """Hears of each event: its name, and what is known of it."""
 TURN_SECONDS = 300.0
 """How long work of a model without any worker waits before another model gives up a slot."""
+LONGEST_LOOK_SECONDS = 30.0
+"""After a longer pause between two looks the autoscaler itself was stopped: what passed tells nothing."""
 
 
 class NoSlotLeft(errors.LonghaulError):
@@ -63,6 +65,7 @@ class Autoscaler:
         self._away = False
         self._ended: set[int | None] = set()
         self._silent_seconds = 4 * settings.heartbeat_seconds
+        self._overdue = overdue.Overdue(settings, self._silent_seconds)
         self._last = clock()
 
     @property
@@ -78,6 +81,9 @@ class Autoscaler:
         """Look and act; raises NoSlotLeft. With no Redis, all stays as it is."""
         now = self._clock()
         passed, self._last = now - self._last, now
+        if passed > LONGEST_LOOK_SECONDS:
+            passed = LONGEST_LOOK_SECONDS
+            self._forget()
         for slot in self.slots:
             self._look_at(slot)
         self._check_slots()
@@ -87,13 +93,18 @@ class Autoscaler:
             if self._away:
                 self._report("redis_back", {})
             self._away = False
+            self._watch(present, passed)
             self._scale(loads, units, present, passed)
         except redis.RedisError as error:
             if not self._away:
                 self._report("redis_away", {"reason": f"{error}; all stays as it is"})
             self._away = True
-            for model in self._models:
-                model.seen = None  # what finishes meanwhile took longer than a turn
+            self._forget()
+
+    def _forget(self) -> None:
+        """Learn nothing from what finishes until the next look: it takes longer than a turn."""
+        for model in self._models:
+            model.seen = None
 
     def _living(self) -> list[Present]:
         """Return the workers that report, without those of ours that are known to have ended."""
@@ -104,6 +115,24 @@ class Autoscaler:
             elif each.age_seconds <= self._silent_seconds:
                 found.append(each)
         return found
+
+    def _watch(self, present: list[Present], passed: float) -> None:
+        """End workers that get nowhere; tell those to retire again that a Redis which lost all did not."""
+        own = [each for each in present if self._own(each)]
+        others = [each for each in present if not self._own(each)]
+        self._overdue.look(self.slots, own, others, passed)
+        lost = {slot.pid for slot in self.slots if slot.retiring and slot.reported in ("loading", "serving")}
+        if lost and not self._dry:
+            self._fleet.retire([each.name for each in own if each.pid in lost])
+        startups = {model.name: model.measured_startup for model in self._models}
+        for slot in self.slots:
+            if wait := self._overdue.hung(slot, startups.get(slot.model or "", 0.0)):
+                facts = {"slot": slot.name, "model": slot.model, "seconds": round(wait.seconds)}
+                self._report("hung", facts | {"reason": wait.kind})
+                slot.end_hung()
+
+    def _own(self, each: Present) -> bool:
+        return each.host == self._host and any(slot.worker and slot.pid == each.pid for slot in self.slots)
 
     def _look_at(self, slot: Slot) -> None:
         seconds = slot.served()
@@ -146,10 +175,9 @@ class Autoscaler:
         its = [each for each in present if each.serves(model.models)]
         model.learn(load, passed, its)
         self._note(model)
-        mine = {slot.pid for slot in self.slots if slot.worker}
-        others = [each for each in its if not (each.host == self._host and each.pid in mine)]
+        others = [each for each in its if not self._own(each)]
         serving = sum(each.state == "serving" for each in others)
-        loading = sum(each.state == "loading" for each in others)
+        loading = sum(self._overdue.loads(each, model.measured_startup) for each in others)
         own = [slot for slot in self._slots if slot.model == model.name]
         workers = model.workers(
             serving + sum(slot.serving for slot in own), loading + sum(slot.starting for slot in own)
@@ -267,7 +295,7 @@ def _locked(slot: Slot) -> bool:
 
 
 def _works(slot: Slot, name: str) -> bool:
-    return slot.worker is not None and not slot.retiring and slot.model == name
+    return slot.worker is not None and not (slot.retiring or slot.silent) and slot.model == name
 
 
 def _change(model: str | None, have: int, count: int, reason: str) -> dict[str, Any]:

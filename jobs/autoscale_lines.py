@@ -27,6 +27,7 @@ def line(event: str, facts: dict[str, Any]) -> str:
         "start": "{slot}: starting a worker of {model} (pid {pid})",
         "serving": "{slot}: serving {model} after {seconds} s",
         "retire": "{slot}: the worker of {model} is to end when what it holds ({held} requests) is done",
+        "hung": "{slot}: the worker of {model} has been {reason} for {seconds} s; it is killed",
         "ended": "{slot}: the worker of {model} has ended",
         "crashed": "{slot}: the worker of {model} ended with exit status {status}; another may start in"
         " {pause_seconds:.0f} s. Its last lines:\n{tail}",

@@ -58,6 +58,11 @@ class Scaled:
             self.pace.stalled_seconds,
         )
 
+    @property
+    def measured_startup(self) -> float:
+        """How many seconds a start takes, 0 while none was seen."""
+        return 0.0 if self.startup_seconds == FIRST_STARTUP_SECONDS else self.startup_seconds
+
     def started(self, seconds: float) -> None:
         """Note how long a worker took from its start until it served."""
         first = self.startup_seconds == FIRST_STARTUP_SECONDS

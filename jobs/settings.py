@@ -24,6 +24,7 @@ from jobs import errors, masking
 from jobs.engine_settings import EngineSettings
 from jobs.masking import without_password
 from jobs.model_settings import ModelSettings
+from jobs.scale_settings import ScaleSettings
 from jobs.telemetry_settings import TelemetrySettings
 
 PREFIX = "LONGHAUL_"
@@ -52,7 +53,7 @@ class Quota(BaseModel):
     )
 
 
-class Settings(EngineSettings, TelemetrySettings):
+class Settings(EngineSettings, ScaleSettings, TelemetrySettings):
     """Everything a Longhaul process can be told, with units in the names."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
@@ -107,18 +108,6 @@ class Settings(EngineSettings, TelemetrySettings):
         ge=0,
         description="A worker that has had no request and no unit for so long, and for none of whose"
         " models anything waits, ends with exit code 0; None: it stays.",
-    )
-    scale_target_seconds: float = Field(
-        900,
-        gt=0,
-        description="longhaul autoscale: the time in which what is left should be done; shorter takes more"
-        " workers at once (docs/scaling.md).",
-    )
-    scale_idle_seconds: float = Field(
-        60,
-        gt=0,
-        description="longhaul autoscale: how long workers stay that are not needed; at least half the time"
-        " that one takes to start.",
     )
 
     step_timeout_seconds: float = Field(

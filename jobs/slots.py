@@ -85,12 +85,15 @@ class Slot:
         self._lock: IO[str] | None = None
         self.worker: servers.Server | None = None
         self.model: str | None = None
-        self.retiring = False
+        self.retiring = self.silent = self.hung = False
+        self.reported: str | None = None
+        """What its worker last said of itself in Redis; `silent`: it says nothing, and its leases ran out."""
 
     @property
     def serving(self) -> bool:
         """Whether its worker takes requests."""
-        return self.worker is not None and self._served_at is not None and not self.retiring
+        there = self.worker is not None and self._served_at is not None
+        return there and not (self.retiring or self.silent)
 
     @property
     def starting(self) -> bool:
@@ -121,12 +124,15 @@ class Slot:
         self.worker = servers.Server(
             f"worker on {self.name}", command, self._log, environment=environment, stop_seconds=stop_seconds
         )
-        self.model, self.retiring = model, False
+        self.model, self.reported = model, None
+        self.retiring = self.silent = self.hung = False
         self._started, self._served_at = self._clock(), None
 
     def served(self) -> float | None:
         """Notice that the worker has come to serve; return, once, how many seconds that took."""
-        if self.worker is None or self._served_at is not None or not restarts.served(self.worker):
+        if self.worker is None or self._served_at is not None:
+            return None
+        if self.reported != "serving" and not restarts.served(self.worker):
             return None
         self._served_at = self._clock()
         return self._served_at - self._started
@@ -168,6 +174,12 @@ class Slot:
         if self.worker is not None:
             self.worker.kill()
             self.worker = None
+
+    def end_hung(self) -> None:
+        """Kill a worker that gets nowhere. Does not wait: one that waits for a device may not even die."""
+        if self.worker is not None:
+            self.retiring = self.hung = True
+            self.worker.kill_soon()
 
     def lock(self) -> None:
         """Keep other autoscalers of this namespace out of this slot; raises SlotTaken. Twice is once."""

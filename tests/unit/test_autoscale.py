@@ -2,16 +2,20 @@
 
 import json
 import socket
+import sys
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import redis
 from click.testing import CliRunner
 
-from jobs import autoscale, autoscale_command, autoscale_lines, cli, scaled, scaling, slots
+from jobs import autoscale, autoscale_command, autoscale_lines, cli, scaled, scaling, servers, slots
 from jobs.autoscale import Autoscaler
 from jobs.ledger_fleet import Due, Load, Present
 from jobs.settings import ModelSettings, Settings
@@ -26,14 +30,16 @@ class Slot:
         self.name, self._pid = name, pid
         self.worker: Any = None
         self.model: str | None = None
-        self.retiring = self.came_to_serve = False
+        self.retiring = self.came_to_serve = self.silent = self.hung = self.loads = False
+        self.reported: str | None = None
         self.end: slots.End | None = None
         self.gone: set[str | None] = set()
         self.locked = False
 
     @property
     def serving(self) -> bool:
-        return self.worker is not None and self.came_to_serve and not self.retiring
+        there = self.worker is not None and self.came_to_serve
+        return there and not (self.retiring or self.silent)
 
     @property
     def starting(self) -> bool:
@@ -50,10 +56,11 @@ class Slot:
         return model in self.gone
 
     def start(self, model: str | None) -> None:
-        self.worker, self.model, self.retiring, self.came_to_serve = object(), model, False, False
+        self.worker, self.model = object(), model
+        self.retiring = self.came_to_serve = self.silent = self.hung = False
 
     def served(self) -> float | None:
-        if self.worker is None or self.came_to_serve:
+        if self.worker is None or self.came_to_serve or self.loads:
             return None
         self.came_to_serve = True
         return 20.0
@@ -63,6 +70,11 @@ class Slot:
         if end is not None:
             self.worker = None
         return end
+
+    def end_hung(self) -> None:
+        self.retiring = self.hung = True
+        assert self.model is not None
+        self.end = slots.End(self.model, -9, self.came_to_serve, 1, 1.0, "")
 
     def terminate(self) -> None: ...
 
@@ -83,6 +95,7 @@ class Fleet:
         self.loads: dict[str, Load] = {}
         self.units = 0
         self.workers: list[Present] = []
+        self.told: list[str] = []
         self.retired: list[str] = []
         self.left: list[str] = []
         self.known: dict[str, tuple[float, float]] = {}
@@ -98,7 +111,8 @@ class Fleet:
         return self.workers
 
     def retire(self, names: list[str]) -> None:
-        self.retired += names
+        self.told += names
+        self.retired += [name for name in names if name not in self.retired]
 
     def leave(self, name: str) -> None:
         self.left.append(name)
@@ -118,10 +132,15 @@ class Fleet:
 
 class World:
     def __init__(
-        self, models: tuple[str, ...] = ("m",), places: int = 4, model: str | None = None, **options: Any
+        self,
+        models: tuple[str, ...] = ("m",),
+        places: int = 4,
+        model: str | None = None,
+        settings: Mapping[str, Any] = MappingProxyType({}),
+        **options: Any,
     ) -> None:
         named = {name: ModelSettings(source="x", engine="echo") for name in models}
-        self.settings = Settings(models=named, model=model, scale_idle_seconds=10)
+        self.settings = Settings(models=named, model=model, scale_idle_seconds=10, **settings)
         self.fingerprints = self.settings.fingerprints
         self.fleet, self.now = Fleet(), 0.0
         self.fleet.known = dict.fromkeys(self.fingerprints.values(), (100.0, 20.0))
@@ -265,6 +284,137 @@ def test_workers_of_other_machines_count_and_silent_ones_do_not() -> None:
     world.fleet.workers = [far, Present("old", "elsewhere", 6, far.model, "serving", age_seconds=50)]
     world.turns()
     assert world.running() == ["gpu 0", "gpu 1"]
+
+
+def hangs(world: World, seconds: float) -> list[int]:
+    """Let so much time pass; return after how many seconds workers were killed."""
+    world.turns(int(seconds / 2))
+    return [facts["seconds"] for facts in world.events("hung")]
+
+
+def test_a_worker_that_hangs_while_it_loads_is_ended_and_another_started() -> None:
+    world = World(places=1)
+    world.slots[0].loads = True
+    world.put(queued=10, tokens=100)
+    assert hangs(world, 1790) == []
+    assert hangs(world, 20) == [1802]
+    assert world.events("crashed")[0]["status"] == -9
+    assert len(world.events("start")) == 2
+    (facts,) = world.events("hung")
+    assert autoscale_lines.line("hung", facts) == (
+        "gpu 0: the worker of m has been loading for 1802 s; it is killed"
+    )
+
+
+def test_who_is_known_to_take_long_to_start_may_take_five_times_as_long() -> None:
+    world = World(places=1)
+    world.scaler._models[0].startup_seconds = 1000.0
+    world.slots[0].loads = True
+    world.put(queued=10, tokens=100)
+    assert hangs(world, 4990) == []
+    assert hangs(world, 20) == [5002]
+
+
+def test_a_limit_of_nothing_is_none() -> None:
+    world = World(places=1, settings={"scale_startup_limit_seconds": 0, "step_timeout_seconds": 0})
+    world.slots[0].loads = True
+    world.put(queued=10, tokens=100)
+    assert hangs(world, 40_000) == []
+
+
+def test_a_worker_that_hangs_in_a_swap_is_ended_too() -> None:
+    world = World(places=1)
+    world.put(queued=10, tokens=100)
+    world.turns(2)
+    world.reports(0)
+    assert hangs(world, 3000) == []
+    world.fleet.workers = [replace(each, state="loading") for each in world.fleet.workers]
+    assert hangs(world, 2000) == [1802]
+
+
+def test_a_worker_elsewhere_that_hangs_while_it_loads_does_not_count_for_ever() -> None:
+    world = World()
+    far = Present("far", "elsewhere", 5, world.fingerprints["m"], "loading")
+    world.fleet.workers = [far]
+    world.put(queued=10, tokens=100)
+    world.turns(800)
+    assert world.running() == []
+    world.turns(106)
+    assert world.running() == ["gpu 0"]
+
+
+def test_for_a_worker_that_says_nothing_any_more_another_is_started() -> None:
+    world = World(places=2)
+    world.put(queued=10, tokens=100)
+    world.turns(2)
+    world.reports(10)
+    world.turns(100)
+    assert world.running() == ["gpu 0"]
+    world.fleet.workers = []
+    world.turns(10)
+    assert world.running() == ["gpu 0"], "its leases may not have run out"
+    world.turns(10)
+    assert world.running() == ["gpu 0", "gpu 1"]
+    assert world.events("hung") == []
+    assert hangs(world, 890) == [902]
+    assert world.events("hung")[0]["reason"] == "silent"
+
+
+def test_a_worker_is_not_silent_because_redis_or_the_autoscaler_were_stopped() -> None:
+    world = World(places=2)
+    world.put(queued=10, tokens=100)
+    world.turns(2)
+    world.fleet.away = True
+    world.turns(2000)
+    world.fleet.away = False
+    world.turns(10)
+    world.reports(10)
+    world.turns(1, seconds=100_000)
+    world.turns(10)
+    assert world.running() == ["gpu 0"]
+    assert not world.events("hung")
+
+
+def test_an_autoscaler_that_was_stopped_does_not_let_workers_go_at_its_first_look() -> None:
+    world = World(places=2)
+    world.put(queued=10, tokens=100)
+    world.scaler._models[0].startup_seconds = 200.0
+    world.turns(2)
+    world.put()
+    world.reports(0)
+    world.turns()
+    world.turns(1, seconds=100_000)
+    assert world.fleet.retired == []
+
+
+def test_who_is_to_retire_is_told_again_by_a_redis_that_lost_all() -> None:
+    world = World(places=1)
+    world.put(queued=10, tokens=100)
+    world.turns()
+    world.put()
+    world.reports(0)
+    world.turns(60)
+    told = world.fleet.told.count("w0")
+    world.turns()
+    assert world.fleet.told.count("w0") == told + 1, "it reports as if it had not heard"
+    world.fleet.workers = [replace(each, state="retiring") for each in world.fleet.workers]
+    world.turns(10)
+    assert world.fleet.told.count("w0") == told + 1
+
+
+def test_a_worker_serves_when_it_reports_so_whatever_its_log_says(tmp_path: Path) -> None:
+    slot = slots.Slot("gpu 0", {}, tmp_path, Settings())
+    assert slot.served() is None
+    slot.worker = servers.Server("w", [sys.executable, "-c", "import time; time.sleep(60)"], slot._log)
+    try:
+        assert slot.served() is None
+        slot._log.unlink()
+        assert slot.served() is None, "a log that was taken away says nothing"
+        assert slot.worker.tail() == "  (nothing)"
+        slot.reported = "serving"
+        assert slot.served() is not None
+    finally:
+        slot.kill()
 
 
 def test_while_another_autoscaler_moves_this_one_does_not() -> None:

@@ -215,3 +215,48 @@ def test_workers_that_others_started_count(system: Start, scale: Scale) -> None:
     scaler = scale(one, "--cpus", "1")
     assert one.finished(job_id).request_counts.completed == 12
     assert not scaler.events("start")
+
+
+def test_a_worker_that_hangs_while_it_loads_is_killed_and_given_up_in_the_end(
+    system: Start, scale: Scale
+) -> None:
+    one = quick(system, faults=("load:600",), scale_startup_limit_seconds=6)
+    one.submit(said(str(n), f"text {n}") for n in range(4))
+    scaler = scale(one, "--cpus", "1")
+    (event,) = scaler.wait("hung", seconds=60)
+    assert (event["slot"], event["model"], event["reason"]) == ("cpu 0", MODEL, "loading")
+    assert 6 <= event["seconds"] < 15
+    (crashed,) = scaler.wait("crashed")
+    assert (crashed["status"], crashed["crashes"], crashed["pause_seconds"]) == (-9, 1, 1)
+    scaler.wait("start", 2)
+    assert scaler.stop() == 0
+    assert not any(alive(event["pid"]) for event in scaler.events("start"))
+
+
+@pytest.mark.long
+def test_a_worker_that_was_stopped_does_not_keep_its_work_for_itself(system: Start, scale: Scale) -> None:
+    one = quick(system, faults=("slow:0.3",))
+    job_id = one.submit(said(str(n), f"text {n}") for n in range(20))
+    scaler = scale(one, "--cpus", "2", "--max", "1", LONGHAUL_STEP_TIMEOUT_SECONDS="8")
+    scaler.wait("serving")
+    one.wait_done(job_id, 1)
+    (started,) = scaler.events("start")
+    os.kill(started["pid"], signal.SIGSTOP)
+    (hung,) = scaler.wait("hung", seconds=60)
+    assert (hung["slot"], hung["reason"]) == (started["slot"], "silent")
+    assert one.finished(job_id).request_counts.completed == 20
+    assert scaler.stop() == 0
+
+
+def test_logs_may_be_for_people_and_be_taken_away(system: Start, scale: Scale) -> None:
+    one = quick(system, faults=("slow:1",), log_format="text")
+    job_id = one.submit(said(str(n), f"text {n}") for n in range(30))
+    scaler = scale(one, "--cpus", "1")
+    (started,) = scaler.wait("start")
+    (scaler.log.parent / "worker-cpu0.log").unlink()
+    scaler.wait("serving")
+    os.kill(started["pid"], signal.SIGKILL)
+    (crashed,) = scaler.wait("crashed")
+    assert crashed["tail"] == "  (nothing)"
+    assert one.finished(job_id).request_counts.completed == 30
+    assert scaler.stop() == 0
