@@ -231,8 +231,9 @@ class Autoscaler:
 
     def _start(self, slot: Slot, model: str | None) -> None:
         slot.start(model)
-        self._ended.discard(slot.pid)  # numbers of processes come again
-        self._report("start", {"slot": slot.name, "model": model, "pid": slot.pid})
+        if slot.worker is not None:  # otherwise the next look says why
+            self._ended.discard(slot.pid)  # numbers of processes come again
+            self._report("start", {"slot": slot.name, "model": model, "pid": slot.pid})
 
     def _chosen(self, held: list[Slot], count: int, present: list[Present]) -> list[tuple[Slot, Present]]:
         """Choose who retires: idle ones first, then who holds least. Who never reported is left alone."""

@@ -1,7 +1,10 @@
 """The command `longhaul autoscale`."""
 
+import errno
 import json
+import os
 import signal
+import sys
 import threading
 import time
 from datetime import UTC, datetime
@@ -88,7 +91,7 @@ def command(
     )
     several = (settings.model is None and len(settings.models) != 1) or settings.model == "none"
     control = slots.Slot("control", {"CUDA_VISIBLE_DEVICES": ""}, logs, settings) if several else None
-    printer = _json if as_json else _text
+    printer = _lasting(_json if as_json else _text)
     ledger = Ledger.connect(settings)
     scaler = autoscale.Autoscaler(settings, ledger.fleet, places, policy, printer, control, dry_run)
     _run(scaler, dry_run)
@@ -120,6 +123,19 @@ def _run(scaler: autoscale.Autoscaler, dry: bool) -> None:
             stopping.wait(_LOOK_SECONDS)
     finally:
         scaler.stop()
+
+
+def _lasting(say: autoscale.Report) -> autoscale.Report:
+    """Have nothing end because nobody reads any more, or there is no room for it: workers would go, too."""
+
+    def report(event: str, facts: dict[str, Any]) -> None:
+        try:
+            say(event, facts)
+        except OSError as error:
+            if error.errno in (errno.EPIPE, errno.EIO):  # for good
+                sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+    return report
 
 
 def _json(event: str, facts: dict[str, Any]) -> None:

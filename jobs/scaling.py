@@ -123,6 +123,11 @@ def desired(depth: Depth, tokens: float, rate: float | None, workers: Workers, s
     return Decision(have, fewest, "enough")
 
 
+def _ceil(workers: float) -> int:
+    """Round up; a rate next to nothing asks for more than can be counted."""
+    return math.ceil(min(workers, 1e9))
+
+
 def _clamp(count: int, settings: Policy) -> int:
     return max(settings.least, min(settings.most, count))
 
@@ -152,7 +157,7 @@ def _by_deadline(depth: Depth, rate: float | None, workers: Workers) -> int:
         left = seconds * DEADLINE_SHARE
         if due > rate * left * workers.serving:  # others must be started first
             left -= workers.startup_seconds
-        most = max(most, math.ceil(due / (rate * max(left, 1.0))))
+        most = max(most, _ceil(due / (rate * max(left, 1.0))))
     return min(most, _useful(depth, workers))
 
 
@@ -176,7 +181,7 @@ def _wanted(
         first = max(1, min(fills, FIRST_MOST, _useful(depth, workers)))
         return first, f"{what}, at a rate not known yet"
     horizon = max(settings.target_seconds, workers.startup_seconds / settings.startup_share)
-    by_time = min(math.ceil(tokens / (rate * horizon)), _useful(depth, workers))
+    by_time = min(_ceil(tokens / (rate * horizon)), _useful(depth, workers))
     by_deadline = _by_deadline(depth, rate, workers)
     what += f", {tokens:,.0f} tokens at {rate:,.0f} a second and worker"
     if by_deadline > by_time:

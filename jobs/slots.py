@@ -82,6 +82,7 @@ class Slot:
         self._due = 0.0
         self._started = 0.0
         self._served_at: float | None = None
+        self._stillborn: End | None = None
         self._lock: IO[str] | None = None
         self.worker: servers.Server | None = None
         self.model: str | None = None
@@ -113,7 +114,7 @@ class Slot:
         return model in self._given_up
 
     def start(self, model: str | None) -> None:
-        """Start a worker of the model (its name; None: control alone)."""
+        """Start a worker of the model (its name; None: control alone). One that cannot be has ended."""
         assert self.worker is None
         # Celery forgets the working directory after importing the app; later imports need the path.
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
@@ -121,12 +122,19 @@ class Slot:
         command = [sys.executable, "-m", "celery", "-A", "worker", "worker"]
         command += ["--hostname", f"{self._plain}-{os.getpid()}@%h"]
         stop_seconds = self._settings.drain_seconds + 20
-        self.worker = servers.Server(
-            f"worker on {self.name}", command, self._log, environment=environment, stop_seconds=stop_seconds
-        )
         self.model, self.reported = model, None
         self.retiring = self.silent = self.hung = False
         self._started, self._served_at = self._clock(), None
+        try:
+            self.worker = servers.Server(
+                f"worker on {self.name}",
+                command,
+                self._log,
+                environment=environment,
+                stop_seconds=stop_seconds,
+            )
+        except OSError as error:  # no place for its log, or no memory for a process
+            self._stillborn = self._end(1, None, f"  {error}")
 
     def served(self) -> float | None:
         """Notice that the worker has come to serve; return, once, how many seconds that took."""
@@ -139,6 +147,9 @@ class Slot:
 
     def ended(self) -> End | None:
         """Notice, once, that the worker has ended."""
+        if self._stillborn is not None:
+            end, self._stillborn = self._stillborn, None
+            return end
         worker = self.worker
         if worker is None or worker.running:
             return None
@@ -147,6 +158,11 @@ class Slot:
         served_at = self._served_at
         if served_at is None and restarts.served(worker):
             served_at = self._clock()
+        self.worker = None
+        return self._end(status, served_at, worker.tail() if status else "")
+
+    def _end(self, status: int, served_at: float | None, tail: str) -> End:
+        """Count an end, and decide when another worker may start here."""
         crashes = self._crashes.setdefault(self.model, Crashes())
         pause: float | None = 0.0
         if status:
@@ -154,9 +170,8 @@ class Slot:
             if pause is None:
                 self._given_up.add(self.model)
         self._due = self._clock() + (pause or 0.0)
-        self.worker = None
         count = crashes.at_start + crashes.later
-        return End(self.model, status, served_at is not None, count, pause, worker.tail() if status else "")
+        return End(self.model, status, served_at is not None, count, pause, tail)
 
     def terminate(self) -> None:
         """Ask the worker to drain; returns at once."""

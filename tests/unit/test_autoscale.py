@@ -1,6 +1,7 @@
 """The autoscaler over twins of slots and of the ledger: whom it starts, whom it lets go, what it says."""
 
 import json
+import os
 import socket
 import sys
 import time
@@ -630,3 +631,34 @@ def test_an_event_in_json_tells_when_it_was_to_the_millisecond(capsys: pytest.Ca
     assert (event["event"], event["slot"]) == ("start", "cpu 0")
     at = datetime.fromisoformat(event["time"]).timestamp()
     assert before - 0.001 <= at <= time.time()
+
+
+def test_a_worker_that_cannot_even_be_started_is_counted_and_said(tmp_path: Path) -> None:
+    now = 0.0
+    (tmp_path / "logs").write_text("no folder")
+    slot = slots.Slot("gpu 0", {}, tmp_path / "logs", Settings(), lambda: now)
+    for pause in (1, 2, 4, 8, None):
+        assert slot.may_start("m")
+        slot.start("m")
+        assert slot.worker is None
+        end = slot.ended()
+        assert end is not None
+        assert (end.status, end.served, end.pause_seconds) == (1, False, pause)
+        assert "File exists" in end.tail
+        assert slot.ended() is None
+        now += pause or 0
+    assert slot.given_up("m")
+
+
+def test_nothing_ends_because_nobody_reads_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(writer, "w"))
+    broken = sys.stdout
+    report = autoscale_command._lasting(autoscale_command._json)
+    for _ in range(3):
+        report("redis_back", {})
+    assert sys.stdout is not broken
+    sys.stdout.close()
+    with pytest.raises(BrokenPipeError):
+        broken.close()

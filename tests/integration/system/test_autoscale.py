@@ -260,3 +260,23 @@ def test_logs_may_be_for_people_and_be_taken_away(system: Start, scale: Scale) -
     assert crashed["tail"] == "  (nothing)"
     assert one.finished(job_id).request_counts.completed == 30
     assert scaler.stop() == 0
+
+
+def test_workers_go_on_when_nobody_reads_what_the_autoscaler_says(system: Start, scale: Scale) -> None:
+    one = quick(system, faults=("slow:0.5",))
+    command = [sys.executable, "-m", "jobs.cli", "autoscale", "--json", "--cpus", "1"]
+    logs = ["--logs", str(one.settings.scratch_dir)]
+    environment = os.environ | systems.environment(one.settings)
+    with subprocess.Popen([*command, *logs], env=environment, stdout=subprocess.PIPE) as process:
+        try:
+            job_id = one.submit(said(str(n), f"text {n}") for n in range(20))
+            assert process.stdout is not None
+            events = [json.loads(process.stdout.readline()) for _ in range(2)]
+            process.stdout.close()
+            one.wait_done(job_id, 4)
+            process.terminate()
+            assert process.wait(40) == 0
+            assert not alive(events[1]["pid"])
+            assert "drained" in (Path(one.settings.scratch_dir) / "worker-cpu0.log").read_text()
+        finally:
+            process.kill()
