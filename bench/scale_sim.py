@@ -45,16 +45,33 @@ RULES: dict[str, Made] = {
 }
 
 
+_SEED = click.IntRange(min=0)
+_COUNT = click.IntRange(min=1)
+
+
+def _seconds(context: click.Context, option: click.Parameter, value: float) -> float:
+    if not 0 <= value <= patterns.DAY:
+        raise click.BadParameter(f"{value} is not within a day")
+    return value
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Simulate how workers are scaled."""
 
 
 @main.command()
-@click.option("--seed", "seeds", type=int, multiple=True, default=SHOWN_SEEDS, show_default=True)
+@click.option("--seed", "seeds", type=_SEED, multiple=True, default=SHOWN_SEEDS, show_default=True)
 @click.option("--pattern", "names", type=click.Choice(list(patterns.PATTERNS)), multiple=True)
-@click.option("--startup", type=float, default=machine.Machine.startup_seconds, show_default=True)
-@click.option("--most", type=int, default=MOST, show_default=True, help="Most workers.")
+@click.option(
+    "--startup",
+    type=float,
+    default=machine.Machine.startup_seconds,
+    show_default=True,
+    callback=_seconds,
+    help="Seconds that a worker takes to start.",
+)
+@click.option("--most", type=_COUNT, default=MOST, show_default=True, help="Most workers.")
 def compare(seeds: tuple[int, ...], names: tuple[str, ...], startup: float, most: int) -> None:
     """Compare all rules on patterns, summed over seeds that no default was chosen on."""
     one = machine.Machine(startup_seconds=startup)
@@ -64,8 +81,7 @@ def compare(seeds: tuple[int, ...], names: tuple[str, ...], startup: float, most
 
 
 @main.command()
-@click.option("--seed", type=int, default=0, show_default=True)
-def choose(seed: int) -> None:
+def choose() -> None:
     """Choose the policy's defaults, one of them after another, twice, on the patterns for that."""
     one = machine.Machine()
     policy = scaling.Policy(most=MOST)
@@ -84,7 +100,7 @@ def choose(seed: int) -> None:
 
 
 @main.command()
-@click.option("--workers", type=int, default=5000, show_default=True)
+@click.option("--workers", type=_COUNT, default=5000, show_default=True)
 def large(workers: int) -> None:
     """Run ten million requests on thousands of workers, and say how long that takes to simulate."""
     one = machine.Machine()
@@ -106,7 +122,7 @@ def large(workers: int) -> None:
 
 @main.command("plots")
 @click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("docs"))
-@click.option("--seed", type=int, default=SHOWN_SEEDS[0], show_default=True)
+@click.option("--seed", type=_SEED, default=SHOWN_SEEDS[0], show_default=True)
 def plots_command(output: Path, seed: int) -> None:
     """Draw docs/scaling_bursts.png and docs/scaling_hours.png."""
     one = machine.Machine()

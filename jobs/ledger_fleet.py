@@ -108,6 +108,14 @@ class Fleet:
             loads[name] = Load(queued, leased, tokens, finished, prompt, completion, of_model)
         return loads, int(units)
 
+    def begun_and_ended(self) -> int:
+        """Return how many jobs wait to be planned or finalized, or are: open units but those that feed."""
+        with self._client.pipeline(transaction=False) as asked:
+            asked.hlen(self._keys.name("control"))
+            asked.scard(self._keys.name("feeding"))
+            units, feeding = asked.execute()
+        return max(0, int(units) - int(feeding))
+
     def waiting(self, fingerprints: Iterable[str]) -> dict[str, Waiting]:
         """Return what waits of these models."""
         found = {}

@@ -106,8 +106,8 @@ class Settings(EngineSettings, ScaleSettings, TelemetrySettings):
     exit_when_idle_seconds: float | None = Field(
         None,
         ge=0,
-        description="A worker that has had no request and no unit for so long, and for none of whose"
-        " models anything waits, ends with exit code 0; None: it stays.",
+        description="A worker that has had no request and no unit for so long, and for none of whose models"
+        " anything waits, nor a job to be planned or finalized, ends with exit code 0; None: it stays.",
     )
 
     step_timeout_seconds: float = Field(

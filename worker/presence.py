@@ -31,7 +31,8 @@ class Presence:
     """Reports a worker, and calls `retire` once: when it is told to, or was idle for `limit_seconds`.
 
     Idle is a worker that serves, holds no lease on a request and no unit, and for none of whose models
-    (fingerprints) anything is queued. What Redis does not tell counts as work. None: an idle worker stays.
+    (fingerprints) anything is queued, while no job waits to be planned or finalized. What Redis does not tell
+    counts as work. None: an idle worker stays.
     """
 
     def __init__(
@@ -87,6 +88,9 @@ class Presence:
         self._ledger.fleet.leave(self._present.name)
 
     def _queued(self) -> bool:
+        """Whether something may be about to come: jobs of other models that are fed do not keep it."""
+        if self._ledger.fleet.begun_and_ended():
+            return True
         if not self._models:
             return False
         loads, _ = self._ledger.fleet.load(self._models)

@@ -147,3 +147,20 @@ def test_a_comparison_is_a_line_for_each_rule_with_bounds_that_hold(
     assert [row["rule"] for row in rows] == list(scale_sim.RULES)
     assert all(row["worker_hours"] > row["bound_hours"] for row in rows)
     assert all(row["mean_seconds"] >= row["bound_seconds"] - 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "--startup", "nan"],
+        ["compare", "--startup", "inf"],
+        ["compare", "--startup", "-5"],
+        ["compare", "--most", "0"],
+        ["compare", "--seed", "-1"],
+        ["large", "--workers", "0"],
+        ["choose", "--seed", "3"],
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_and_not_begun(arguments: list[str]) -> None:
+    result = CliRunner().invoke(scale_sim.main, arguments)
+    assert result.exit_code == 2, result.output

@@ -20,10 +20,14 @@ class Twin:
         self.reported: list[Present] = []
         self.queued: dict[str, int] = {}
         self.told = False
+        self.units = 0
 
     def report(self, present: Present) -> bool:
         self.reported.append(present)
         return self.told
+
+    def begun_and_ended(self) -> int:
+        return self.units
 
     def load(self, names: list[str]) -> tuple[dict[str, Load], int]:
         return {name: Load(queued=self.queued.get(name, 0)) for name in names}, 0
@@ -87,6 +91,17 @@ def test_what_waits_for_its_model_keeps_it() -> None:
     life.ledger.queued[MODEL] = 1
     life.pass_time(50)
     assert not life.retired
+
+
+@pytest.mark.parametrize("models", [(MODEL,), ()])
+def test_a_job_that_is_to_be_planned_or_ended_keeps_it(models: tuple[str, ...]) -> None:
+    life = Life(models=models)
+    life.ledger.units = 1
+    life.pass_time(50)
+    assert not life.retired, "its unit may be due only later"
+    life.ledger.units = 0
+    life.pass_time(11)
+    assert life.retired
 
 
 def test_what_waits_for_any_of_its_models_keeps_it() -> None:
