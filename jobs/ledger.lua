@@ -46,7 +46,8 @@
 --                      yet), tokens (of prompts, once a job is planned; also left_unfed and left_tokens in
 --                      job:<id>). Of what has finished, ever: finished (rows), prompt, completion (tokens).
 --                      Of workers, as seen last: rate (tokens a second), startup (seconds).
---                      turn: "<autoscaler>|<ms>", which one changes the number of workers, and until when
+--                      turn: "<autoscaler>|<ms>", which one changes the number of workers, and until when;
+--                      turn:load: "<worker>|<ms>", which one loads the model for the few that wait
 --   workers            HASH worker -> "<ms of its last report>|<facts JSON>"
 --   retiring           SET of workers that are to end once they hold nothing
 --   fed_bytes          bytes of all payloads in requests:*

@@ -138,7 +138,10 @@ class Fleet:
         self._client.hset(self._keys.name("work"), mapping=facts)
 
     def take_turn(self, fingerprint: str, autoscaler: str, seconds: float) -> bool:
-        """Tell whether this autoscaler may change the workers of a model; for so long no other may then."""
+        """Tell whether this autoscaler may change the workers of a model; for so long no other may then.
+
+        Workers that swap take turns in the same way: "load:<fingerprint>" is whose it is to load a model.
+        """
         return bool(self._run("turn", fingerprint, autoscaler, int(seconds * 1000)))
 
     def _due(self) -> dict[str, list[Due]]:

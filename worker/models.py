@@ -181,7 +181,24 @@ class Models:
             return None
         self._look_at = now + self._settings.poll_seconds
         waiting = self._waiting()
-        return None if waiting is None else self.turns.choose(waiting, busy)
+        if waiting is None:
+            return None
+        after = self.turns.choose(waiting, busy)
+        while after is not None and self._another_loads(after, waiting[after]):
+            waiting[after] = Waiting()
+            after = self.turns.choose(waiting, busy)
+        return after
+
+    def _another_loads(self, name: str, waiting: Waiting) -> bool:
+        """Whether another worker has just begun to load a model of which it can run all that waits."""
+        if waiting.requests > self._settings.max_running:
+            return False
+        seconds = max(self._settings.lease_seconds, 2 * self.turns.longest_swap_seconds)
+        try:
+            load = f"load:{self.fingerprints[name]}"
+            return not self._ledger.fleet.take_turn(load, self._worker, seconds)
+        except redis.RedisError:  # whoever loads it now could claim nothing
+            return True
 
     def _leave(self, serving: Serving, after: str) -> bool:
         reason = "its turn is over" if self.turns.has_work else "it has no work"

@@ -55,6 +55,11 @@ class Turns:
         return len(self.models) > 1
 
     @property
+    def longest_swap_seconds(self) -> float:
+        """What the model that took longest cost to load last."""
+        return max(model.swap_seconds for model in self.models.values())
+
+    @property
     def can_load(self) -> bool:
         """Whether there is a model that could be loaded now."""
         return any(model.retry_at <= self._clock() for model in self.models.values())
