@@ -270,14 +270,18 @@ class Autoscaler:
                 self._report("scale", _change(None, 1, 0, why))
                 self._retire([(slot, its[0])])
 
+    def begin_stop(self) -> None:
+        """Have all workers drain; returns at once, and may be called from a signal handler."""
+        for slot in self.slots:
+            slot.terminate()
+
     def stop(self) -> None:
         """Have all workers drain, and wait for them. A second interruption kills the rest."""
         running = [slot for slot in self.slots if slot.worker]
         if running:
             self._report("stopping", {"workers": len(running), "reason": "told to stop; they drain"})
         try:
-            for slot in running:
-                slot.terminate()
+            self.begin_stop()
             for slot in running:
                 slot.stop()
         finally:

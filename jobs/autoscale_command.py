@@ -112,6 +112,7 @@ def _run(scaler: autoscale.Autoscaler, dry: bool) -> None:
         if stopping.is_set() and number == signal.SIGINT:  # a second Ctrl-C does not wait for the workers
             raise KeyboardInterrupt
         stopping.set()
+        scaler.begin_stop()  # a turn may wait for a Redis that hangs
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, interrupt)

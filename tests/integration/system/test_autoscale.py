@@ -280,3 +280,21 @@ def test_workers_go_on_when_nobody_reads_what_the_autoscaler_says(system: Start,
             assert "drained" in (Path(one.settings.scratch_dir) / "worker-cpu0.log").read_text()
         finally:
             process.kill()
+
+
+@pytest.mark.long
+def test_workers_begin_to_drain_though_redis_hangs(system: Start, scale: Scale, tmp_path: Path) -> None:
+    redis = OwnRedis(tmp_path / "redis")
+    try:
+        one = quick(system, redis_url=redis.url)
+        scaler = scale(one, "--cpus", "1", "--min", "1")
+        scaler.wait("serving")
+        log = scaler.log.parent / "worker-cpu0.log"
+        os.kill(redis.now.server.process.pid, signal.SIGSTOP)
+        time.sleep(3)
+        scaler.process.terminate()
+        wait_until(lambda: '"stopping"' in log.read_text(), f"stopping: {log.read_text()}", 3)
+        os.kill(redis.now.server.process.pid, signal.SIGCONT)
+        assert scaler.stop() == 0
+    finally:
+        redis.stop()

@@ -255,7 +255,7 @@ def answers(one: System) -> bool:
 
 
 def idle(system: Start, tiny: Path, count: int) -> tuple[System, list[Worker]]:
-    """Return a system with so many workers, of `a` and `b`, that have loaded `a`; `b` takes seconds to load."""
+    """Return a system with workers of `a` and `b` that have loaded `a`; `b` takes seconds to load."""
     models = {
         "a": ModelSettings(source=str(tiny), **ECHO),
         "b": ModelSettings(source=str(tiny), faults=("load:3",), **ECHO),
