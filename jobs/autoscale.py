@@ -14,7 +14,7 @@ from jobs.autoscale_lines import told
 from jobs.ledger_fleet import Fleet, Load, Present
 from jobs.scaled import FIRST_STARTUP_SECONDS, Scaled, depth_of, tokens_left
 from jobs.settings import Settings
-from jobs.slots import Slot, SlotTaken
+from jobs.slots import Slot, locked
 
 Report = Callable[[str, dict[str, Any]], None]
 """Hears of each event: its name, and what is known of it."""
@@ -258,7 +258,7 @@ class Autoscaler:
         others = [each for each in present if each.pid != slot.pid and each.state in ("loading", "serving")]
         starting = any(each.worker and not each.retiring for each in self._slots)
         wanted = units and not others and not starting and slot.may_start(None) and not self._dry
-        if wanted and _locked(slot):
+        if wanted and locked(slot):
             self._report("scale", _change(None, 0, 1, f"{units} units of jobs are open"))
             self._start(slot, None)
         its = [each for each in present if each.pid == slot.pid and each.host == self._host]
@@ -288,15 +288,6 @@ class Autoscaler:
             for slot in self.slots:
                 slot.kill()
                 slot.unlock()
-
-
-def _locked(slot: Slot) -> bool:
-    """Whether a slot is ours, or could be made so: there is one for control on a machine."""
-    try:
-        slot.lock()
-    except SlotTaken:
-        return False
-    return True
 
 
 def _works(slot: Slot, name: str) -> bool:

@@ -224,6 +224,15 @@ class Slot:
             self._lock = None
 
 
+def locked(slot: Slot) -> bool:
+    """Whether a slot is ours, or could be made so."""
+    try:
+        slot.lock()
+    except SlotTaken:
+        return False
+    return True
+
+
 def gpu_slots(ids: list[str], logs: Path, settings: Settings) -> list[Slot]:
     """Return a slot for each GPU, by what CUDA_VISIBLE_DEVICES calls it."""
     return [Slot(f"gpu {id}", {"CUDA_VISIBLE_DEVICES": id}, logs, settings) for id in ids]
