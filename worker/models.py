@@ -86,6 +86,11 @@ class Models:
         serving = self.serving
         return None if serving is None else self._counted(serving)
 
+    def unloaded(self) -> dict[str, dict[str, float]]:
+        """Return the same of models that were loaded before."""
+        serving = self.serving
+        return {name: its for name, its in self._past.copy().items() if not serving or serving.name != name}
+
     def save(self) -> None:
         """Write what is finished and give back what only waited; for a process that is about to end."""
         if (serving := self.serving) is not None:

@@ -69,7 +69,7 @@ class Service:
         )
         self._started = time.monotonic()
         self._registry = endpoint.registry(settings.models)
-        self._finished = finished.Finished(self._registry)
+        self._finished = finished.Finished(self._registry, settings.served)
         self._units_ended = state.units_ended(self._registry)
 
     def start(self) -> None:
@@ -149,6 +149,7 @@ class Service:
             "refused": self._refused,
             "uptime_seconds": round(time.monotonic() - self._started, 3),
             "engine": self._models.stats(),
+            "unloaded": self._models.unloaded(),
         }
 
     def _state(self) -> str:
