@@ -34,11 +34,33 @@ def _event(record: logging.LogRecord) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
         "level": record.levelname.lower(),
         "logger": record.name,
-        "event": record.getMessage(),
+        "event": _message(record),
     }
     event.update(_about.get())
     event.update((key, value) for key, value in vars(record).items() if key not in _STANDARD)
     return event
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # a library whose text and arguments do not fit each other
+        return f"{_shown(record.msg)} {_shown(record.args)}"
+
+
+def _shown(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def _json(value: Any) -> str:
+    """Return JSON of whatever is logged: an event that cannot be written is missed when it matters."""
+    try:
+        return json.dumps(value, default=_shown, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):  # infinity, keys that are no text, what holds itself
+        return json.dumps(_shown(value), ensure_ascii=False)
 
 
 class JsonLines(logging.Formatter):
@@ -49,7 +71,8 @@ class JsonLines(logging.Formatter):
         event = _event(record)
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        return masking.masked(json.dumps(event, default=str, ensure_ascii=False))
+        fields = ", ".join(f"{_json(key)}: {_json(value)}" for key, value in event.items())
+        return masking.masked(f"{{{fields}}}")
 
 
 class TextLines(logging.Formatter):
@@ -59,7 +82,7 @@ class TextLines(logging.Formatter):
         """Return the record as text."""
         event = _event(record)
         moment, level, logger, text = (event.pop(key) for key in ("time", "level", "logger", "event"))
-        fields = " ".join(f"{key}={json.dumps(value, default=str)}" for key, value in event.items())
+        fields = " ".join(f"{key}={_json(value)}" for key, value in event.items())
         lines = [f"{moment} {level:8} {' '.join(text.splitlines())} [{logger}] {fields}".rstrip()]
         if record.exc_info:
             lines.append(self.formatException(record.exc_info))
@@ -74,7 +97,12 @@ def setup(level: int = logging.WARNING, path: str | None = None, format: str = "
 
     `level` is for libraries; our own events are shown from INFO on, or from `level` where that is lower.
     """
-    handler = logging.FileHandler(path) if path else logging.StreamHandler(sys.stderr)
+    # Half of a surrogate pair, which a client may send, is written as JSON has it.
+    handler = (
+        logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        if path
+        else logging.StreamHandler(sys.stderr)
+    )
     handler.setFormatter(FORMATS[format]())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name in OURS:
