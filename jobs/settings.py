@@ -23,7 +23,7 @@ from pydantic_settings import SettingsConfigDict
 from jobs import errors, masking
 from jobs.engine_settings import EngineSettings
 from jobs.masking import without_password
-from jobs.model_settings import ModelSettings
+from jobs.model_settings import ModelSettings, Name
 from jobs.scale_settings import ScaleSettings
 from jobs.telemetry_settings import TelemetrySettings
 
@@ -71,7 +71,7 @@ class Settings(EngineSettings, ScaleSettings, TelemetrySettings):
         description="A call to the store that is silent for so long is made again; in the API after 10 s.",
     )
 
-    models: dict[str, ModelSettings] = Field(
+    models: dict[Name, ModelSettings] = Field(
         {}, description="What this deployment serves: name -> model (JSON)."
     )
     model: str | None = Field(
@@ -263,16 +263,17 @@ def _readable(error: Exception) -> str:
     for item in error.errors():
         where = [str(part) for part in item["loc"]]
         if "[key]" in where:
-            where = where[:2]
-            item["msg"], item["type"] = (
-                "a tenant has small letters, digits and dashes; '*' is everybody else",
-                "",
-            )
+            name, where = where[1], where[:1]
+            item["msg"], item["type"] = f"{name!a} can be no name here: {_NAMES[where[0]]}", ""
         name = f"{PREFIX}{where[0].upper() if where else ''}{'.'.join(['', *where[1:]])}"
         lines.append(f"{name}: {_told(item, where)}")
     return "; ".join(dict.fromkeys(lines))
 
 
+_NAMES = {
+    "models": "that of a model is printable text, and not 'none'",
+    "quotas": "a tenant has small letters, digits and dashes; '*' is everybody else",
+}
 _PARTS: dict[str, type[BaseModel]] = {"models": ModelSettings, "quotas": Quota}
 
 
