@@ -111,6 +111,7 @@ def test_the_kernels_are_built_once_and_give_the_same_tokens(
     assert compiler.read_text() == "built\n"
 
 
+@pytest.mark.long
 def test_a_broken_library_is_built_again(compiler: Path, caplog: pytest.LogCaptureFixture) -> None:
     _, path = library._cached()
     path.write_bytes(b"not a library")
@@ -152,6 +153,7 @@ def test_torch_does_not_build_to_draw_tokens_either(tiny_path: Path, compiler: P
     assert not compiler.exists()
 
 
+@pytest.mark.long
 def test_native_refuses_a_model_that_falls_back(
     tiny_loaded: loader.Loaded, compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +165,7 @@ def test_native_refuses_a_model_that_falls_back(
     assert len(closed) == 1
 
 
+@pytest.mark.long
 def test_disabled_holds_in_its_own_thread_alone(compiler: Path) -> None:
     with ThreadPoolExecutor(1) as other, library.disabled():
         assert library.kernels(torch.float64, _CPU) is None
