@@ -127,7 +127,8 @@ def main() -> None:
     "--model",
     metavar="NAME=SOURCE",
     multiple=True,
-    help="Serve a model: a hub id, a local directory or a GGUF file. Repeatable; workers run the first one.",
+    help="Serve a model: a hub id, a local directory or a GGUF file. Repeatable; a worker then takes turns over"
+    " all of them.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="[default: 8000, or a free one]")
 @click.option(
@@ -145,18 +146,31 @@ def main() -> None:
     metavar="FILE",
     help="A Jinja file to render chats with instead of the models' own templates.",
 )
-@click.option("--workers", type=click.IntRange(min=0), default=1, show_default=True)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="How many workers; each runs all models by turns, or LONGHAUL_MODEL. 0: others start them, such as"
+    " 'longhaul autoscale'.",
+)
 def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path | None, workers: int) -> None:
     """Start everything on this machine: Redis, an S3 store, the API and workers.
 
     Nothing needs to be installed or configured by hand. Data and logs lie in --dir; the next start finds them
     again and goes on with unfinished jobs. Ctrl-C stops all of it (exit code 0). It listens on this machine
     only, and asks for no API key until there is one ('longhaul keys create'). More about a model than
-    where it comes from (docs/settings.md) goes into LONGHAUL_MODELS, without --model.
+    where it comes from (docs/settings.md) goes into LONGHAUL_MODELS, without --model. While it runs, the
+    file 'environment' in --dir has the settings that other commands need.
 
     \b
     longhaul up --model smol=HuggingFaceTB/SmolLM2-135M-Instruct
     longhaul up --model llama=/models/llama-3.gguf --workers 2 --port 8080
+    LONGHAUL_MODEL=a longhaul up --model a=org/a --model b=org/b     # its workers run a alone
+
+    \b
+    longhaul up --model a=org/a --model b=org/b --workers 0          # and in another shell:
+    set -a; . .longhaul/environment; set +a; longhaul autoscale --max 2
     """
     from jobs import stack
 
@@ -168,9 +182,9 @@ def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path 
     if models and "LONGHAUL_MODELS" in os.environ:
         click.echo("longhaul: --model is given, so LONGHAUL_MODELS is not used.", err=True)
     served = {name: {"source": source} | own for name, source in map(_model, models)} or None
-    settings.Settings.load(
-        **({"models": served} if served else {})
-    )  # what is wrong is told before all starts
+    configured = settings.Settings.load(**({"models": served} if served else {}))
+    if configured.model is not None:
+        _ = configured.served  # what is wrong is told before all starts
     with stack.Stack(directory, models=served, workers=workers, api_port=port) as running:
         click.echo(running.describe())
         click.echo(f"In another shell:  export LONGHAUL_API_URL={running.api_url}")
