@@ -127,8 +127,8 @@ def main() -> None:
     "--model",
     metavar="NAME=SOURCE",
     multiple=True,
-    help="Serve a model: a hub id, a local directory or a GGUF file. Repeatable; a worker then takes turns over"
-    " all of them.",
+    help="Serve a model: a hub id, a local directory or a GGUF file. Repeatable; a worker then takes turns"
+    " over all of them.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="[default: 8000, or a free one]")
 @click.option(
