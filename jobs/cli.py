@@ -72,7 +72,7 @@ class Commands(click.Group):
         except client.ServerUnreachable as error:
             raise Unreachable(str(error)) from None
         except errors.LonghaulError as error:
-            raise Failure(str(error)) from None
+            raise Failure(errors.advised(error, "Check --model.")) from None
         except ModuleNotFoundError as error:
             if ctx.invoked_subcommand not in _plugins():
                 raise

@@ -126,6 +126,10 @@ class Client:
     def batch(self, job_id: str) -> Batch:
         return self._batch(self._call("GET", f"/v1/batches/{_segment(job_id)}"))
 
+    def queue(self) -> dict[str, Any]:
+        """Return what waits and runs, which workers there are for it, and which steps of jobs fail."""
+        return self._json(self._call("GET", "/v1/queue"))
+
     def cancel(self, job_id: str) -> Batch:
         return self._batch(self._call("POST", f"/v1/batches/{_segment(job_id)}/cancel"))
 

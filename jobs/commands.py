@@ -8,7 +8,7 @@ from typing import Any
 import click
 import orjson
 
-from jobs import client, creation, download, progress, schema, submission
+from jobs import client, creation, download, progress, schema, standstill, submission
 
 _WATCH_PATIENCE_SECONDS = 60.0
 
@@ -135,6 +135,9 @@ def status(session: Session, job_id: str) -> None:
     """
     with session.connect() as api:
         batch = api.batch(job_id)
+        reason = None if session.as_json else standstill.asked(api, batch)
+    if reason:
+        click.echo(f"{batch.id} may have to wait: {reason}", err=True)
     _report(session, batch)
 
 

@@ -1,7 +1,7 @@
 """The ledger's view of workers: what is left for them by model, who is there, and who is to go."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import orjson
@@ -9,11 +9,13 @@ import redis
 
 from jobs import ledger_answers as answers
 from jobs.ledger_scripts import Argument, Keys, Scripts
+from jobs.ledger_types import Failing
 
 SILENT_SECONDS = 60.0
 """A worker that has not reported for so long is not there any more."""
 _MOST_DUE = 64
 _MOST_TENANTS = 16
+_MOST_FAILING = 8
 _COUNTS = ("unfed", "tokens", "finished", "prompt", "completion")
 
 
@@ -64,6 +66,7 @@ class Present:
     One that swaps between several `models` says as `model` which of them it has loaded, or is loading.
     `state` is loading, serving, retiring or draining; `held` counts leased requests, `units` units of jobs;
     `idle_seconds` is how long it has had neither; `capacity` is the most requests it runs at once.
+    `unavailable` are models of several that it could not load, and why.
     """
 
     name: str
@@ -77,6 +80,12 @@ class Present:
     capacity: int = 1
     age_seconds: float = 0.0
     models: tuple[str, ...] = ()
+    unavailable: dict[str, str] = field(default_factory=dict)
+
+    def may_run(self, fingerprint: str) -> bool:
+        """Whether it takes requests of this model, or is about to."""
+        there = self.state in ("loading", "serving") and fingerprint not in self.unavailable
+        return there and self.serves([fingerprint])
 
     def serves(self, fingerprints: Iterable[str]) -> bool:
         """Whether it runs requests of one of these models, now or after a swap."""
@@ -115,6 +124,12 @@ class Fleet:
             asked.scard(self._keys.name("feeding"))
             units, feeding = asked.execute()
         return max(0, int(units) - int(feeding))
+
+    def failing(self) -> list[Failing]:
+        """Return some of the units that failed when they ran last."""
+        found: Any = self._client.hrandfield(self._keys.name("unit_failures"), _MOST_FAILING, withvalues=True)
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return [answers.failing(answers.text(unit), told) for unit, told in pairs]
 
     def waiting(self, fingerprints: Iterable[str]) -> dict[str, Waiting]:
         """Return what waits of these models."""

@@ -15,6 +15,7 @@ _GLOBAL = (
     "control",
     "unit_owners",
     "unit_attempts",
+    "unit_failures",
     "ready_plan",
     "ready_feed",
     "ready_finalize",

@@ -10,6 +10,7 @@ from threading import Event
 
 import redis
 
+from jobs import errors
 from jobs.ledger import Group, Lease, Ledger
 from jobs.ledger_fleet import Waiting
 from jobs.records import ResultRow
@@ -81,6 +82,13 @@ class Models:
             engine.free_memory()
             name = name or self._first()
 
+    @property
+    def unavailable(self) -> dict[str, str]:
+        """Why models could not be loaded, by fingerprint."""
+        return {
+            self.fingerprints[name]: model.reason for name, model in self.turns.models.items() if model.reason
+        }
+
     def stats(self) -> dict[str, float] | None:
         """Return what the loaded model's engines have counted since the worker started."""
         serving = self.serving
@@ -126,7 +134,7 @@ class Models:
         try:
             opened = engine.open_engine(name, self._settings.models[name], self._settings)
         except Exception as error:
-            self.turns.failed(str(error) or repr(error))
+            self.turns.failed(errors.advised(error, "Check LONGHAUL_MODELS.") or repr(error))
             if not self.turns.can_load:
                 raise
             # What was loaded so far is in the frames; the next model needs its memory.

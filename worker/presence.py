@@ -4,8 +4,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from jobs.ledger import Ledger
 from jobs.ledger_fleet import Present
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Seen:
     """What a worker does at the moment. `uses` grows with all it ever began, so that short work shows too.
-    `model` is the fingerprint of the one it serves, or loads.
+    `model` is the fingerprint of the one it serves, or loads; `unavailable` tells why others cannot be.
     """
 
     state: str
@@ -25,6 +25,7 @@ class Seen:
     uses: int
     capacity: int = 1
     model: str | None = None
+    unavailable: Mapping[str, str] = field(default_factory=dict)
 
 
 class Presence:
@@ -66,6 +67,7 @@ class Presence:
             capacity=seen.capacity,
             model=seen.model or self._present.model,
             idle_seconds=round(idle, 3),
+            unavailable=dict(seen.unavailable),
         )
         if self._ledger.fleet.report(present) and seen.state in ("loading", "serving"):
             self._retire("told to")

@@ -179,7 +179,8 @@ class Service:
         capacity = serving.engine.config.max_running if serving else self.settings.max_running
         uses = self._models.groups.total() + self._control.claimed
         model = self._models.fingerprints[name] if name else None
-        return Seen(self._state(), len(self._held), self._control.held, uses, capacity, model)
+        held, units = len(self._held), self._control.held
+        return Seen(self._state(), held, units, uses, capacity, model, self._models.unavailable)
 
     def _watch_idleness(self) -> None:
         self._presence.watch()
@@ -192,7 +193,7 @@ class Service:
         try:
             self._models.run()
         except errors.LonghaulError as error:
-            self.failed = str(error)
+            self.failed = errors.advised(error, "Check LONGHAUL_MODELS.")
         except Exception as error:
             # First, and with what there is: when memory is what is missing, its holders are in the frames.
             self.failed = "The engine thread ended."

@@ -1,6 +1,7 @@
 """When a worker is idle, for how long, and that it goes once and not while there is work."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,3 +144,12 @@ def test_it_retires_when_told_to_unless_it_ends_already() -> None:
     life.seen = Seen("draining", 0, 0, 0)
     life.presence.report()
     assert life.retired == ["told to"]
+
+
+def test_a_model_that_could_not_be_loaded_is_reported_with_the_reason() -> None:
+    life = Life(models=("a@1", "b@1"))
+    life.seen = replace(FREE, unavailable={"b@1": "gone"})
+    life.presence.report()
+    (present,) = life.ledger.reported
+    assert (present.may_run("a@1"), present.may_run("b@1")) == (True, False)
+    assert present.unavailable == {"b@1": "gone"}

@@ -135,7 +135,7 @@ def _bug() -> None:
     [
         (
             _missing_model,
-            "longhaul: Model 'm' cannot be loaded from 's': gone. Check --model or LONGHAUL_MODELS.\n",
+            "longhaul: Model 'm' cannot be loaded from 's': gone.\n",
         ),
         (_bug, "longhaul: The service cannot start: RuntimeError('bug'). The log says where.\n"),
     ],

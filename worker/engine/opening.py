@@ -40,7 +40,7 @@ def open_model(source: str, config: EngineConfig, name: str | None = None) -> En
         raise errors.ModelUnavailable(name=name, source=source, reason=reason) from error
     except sizing.DoesNotFit as error:
         reason = f"{error}{_advice(source, loaded, config)}"
-        raise errors.ModelUnavailable(name=name, source=source, reason=reason) from error
+        raise errors.ModelUnavailable(name=name, source=source, reason=reason, advised=True) from error
     except Exception as error:  # the first tokens of a model may fail in any way
         does = "generate" if loaded.generates and config.task != "embed" else "embed"
         reason = f"it does not {does}: {type(error).__name__}: {error}".split("\n")[0]

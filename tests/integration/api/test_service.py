@@ -12,6 +12,7 @@ import redis
 from api import depth, status
 from jobs import errors, log
 from jobs.ledger import Ledger
+from jobs.ledger_fleet import Present
 from jobs.ledger_tenants import Tenants
 from tests.integration.api.serving import Api, Hand
 
@@ -93,6 +94,33 @@ def test_the_queue_shows_models_and_open_units(api: Api) -> None:
         0,
         {},
     )
+
+
+def test_the_queue_tells_which_workers_there_are_and_what_fails(api: Api) -> None:
+    fleet, exact = api.context.ledger.fleet, api.context.settings.fingerprints["m"]
+
+    def told() -> tuple[int, int, str | None]:
+        queue = api.http.get("/v1/queue").json()
+        (model,) = queue["models"]
+        return queue["workers"], model["workers"], model["reason"]
+
+    assert told() == (0, 0, None)
+    fleet.report(Present("w", "h", 1, None, "serving"))
+    assert told() == (1, 0, None)
+    fleet.report(Present("x", "h", 2, exact, "loading"))
+    fleet.report(Present("y", "h", 3, exact, "retiring"))
+    assert told() == (2, 1, None)
+    fleet.report(
+        Present("x", "h", 2, "other", "serving", models=(exact, "other"), unavailable={exact: "gone"})
+    )
+    assert told() == (2, 0, "gone")
+    job_id = api.create("a")
+    unit = api.context.ledger.claim_unit("plan")
+    assert unit is not None
+    api.context.ledger.release_unit(unit, 60, "no such file")
+    assert api.http.get("/v1/queue").json()["failing"] == [
+        {"batch": job_id, "unit": "plan", "failures": 1, "reason": "no such file"}
+    ]
 
 
 def test_metrics_count_requests_by_route(api: Api) -> None:
