@@ -25,7 +25,6 @@ class Scaled:
     waiting_seconds: float = 0.0
     capacity: int = 1
     seen: Load | None = None
-    told: tuple[int, int] = (0, 0)
     noted: tuple[float | None, float] = (None, 0.0)
 
     @property

@@ -172,7 +172,7 @@ def _wanted(
     depth: Depth, tokens: float, rate: float | None, workers: Workers, settings: Policy
 ) -> tuple[int, str]:
     if not depth.open:
-        return (1, f"{depth.units} units of jobs are open") if depth.units else (0, "nothing is left")
+        return (1, open_units(depth.units)) if depth.units else (0, "nothing is left")
     if workers.serving and workers.stalled_seconds >= settings.stall_seconds:
         return 1, f"nothing finished for {workers.stalled_seconds:.0f} s"
     what = f"{depth.open:,} requests are left"
@@ -270,3 +270,8 @@ class Pace:
             self.rate = sample
         else:
             self.rate += self._weight * (max(sample, self.rate / 2) - self.rate)
+
+
+def open_units(count: int) -> str:
+    """Say that so many units are open."""
+    return "1 unit of a job is open" if count == 1 else f"{count} units of jobs are open"

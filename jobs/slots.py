@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from jobs import errors, restarts, servers
+from jobs import errors, restarts, servers, worker_log
 from jobs.settings import Settings
 
 LONGEST_PAUSE_SECONDS = 60.0
@@ -105,6 +105,11 @@ class Slot:
     def pid(self) -> int | None:
         return self.worker.process.pid if self.worker else None
 
+    @property
+    def metrics(self) -> str | None:
+        """Where its worker serves metrics, as its log says."""
+        return worker_log.metrics(self.worker) if self.worker else None
+
     def may_start(self, model: str | None) -> bool:
         """Whether a worker of that model can be started here now."""
         return self.worker is None and model not in self._given_up and self._clock() >= self._due
@@ -178,11 +183,14 @@ class Slot:
         if self.worker is not None:
             self.worker.terminate()
 
-    def stop(self) -> None:
-        """Wait until the worker has drained; kill what does not."""
-        if self.worker is not None:
-            self.worker.stop()
-            self.worker = None
+    def stop(self) -> int:
+        """Wait until the worker has drained; kill what does not. Returns the requests that it gave back."""
+        if self.worker is None:
+            return 0
+        self.worker.stop()
+        given_back = worker_log.given_back(self.worker)
+        self.worker = None
+        return given_back
 
     def kill(self) -> None:
         """Kill the worker at once."""

@@ -58,7 +58,7 @@ class Service:
             self._count,
         )
         self._counting = Lock()
-        self._completed = self._refused = 0
+        self._completed = self._refused = self._completed_before = 0
         self._presence = Presence(
             self.ledger,
             self.name,
@@ -102,6 +102,7 @@ class Service:
         """Stop claiming and drain; returns at once, and may be called again."""
         if not self._stopping.is_set():
             self._models.stop_at = time.monotonic() + self.settings.drain_seconds
+            self._completed_before = self._completed
             self._stopping.set()
             self._sweeper.stopping.set()
             self._models.wake.set()
@@ -131,6 +132,18 @@ class Service:
         """Run one unit of that kind: the job's own, or a plan of the tenant whose turn it is."""
         mine = None if kind == "plan" else job_id
         return self._claiming and self._control.run_unit(kind, mine)
+
+    def ending(self) -> dict[str, int]:
+        """Return what became of the requests that were held when it was told to stop.
+
+        They were finished and written, or given back; what is left goes to others when its leases run out.
+        """
+        serving = self._models.serving
+        return {
+            "finished": self._completed - self._completed_before,
+            "given_back": serving.puller.given_back if serving else 0,
+            "left_to_expire": len(self._held),
+        }
 
     def stats(self) -> dict[str, Any]:
         """Return what the service and its engine are doing, as JSON values."""

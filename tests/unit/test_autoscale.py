@@ -16,9 +16,20 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from jobs import autoscale, autoscale_command, autoscale_lines, cli, scaled, scaling, servers, slots
+from jobs import (
+    autoscale,
+    autoscale_command,
+    autoscale_lines,
+    cli,
+    scaled,
+    scaling,
+    servers,
+    slots,
+    worker_log,
+)
 from jobs.autoscale import Autoscaler
 from jobs.ledger_fleet import Due, Load, Present
+from jobs.ledger_types import Failing
 from jobs.settings import ModelSettings, Settings
 
 HOST = socket.gethostname()
@@ -83,8 +94,12 @@ class Slot:
         if self.locked:
             raise slots.SlotTaken(pid=1, slot=self.name, namespace="n")
 
-    def stop(self) -> None:
+    metrics: str | None = None
+    given_back = 0
+
+    def stop(self) -> int:
         self.worker = None
+        return self.given_back
 
     kill = unlock = stop
 
@@ -102,6 +117,7 @@ class Fleet:
         self.known: dict[str, tuple[float, float]] = {}
         self.away, self.mine = False, True
         self.turns: list[str] = []
+        self.fails: list[Failing] = []
 
     def load(self, names: list[str]) -> tuple[dict[str, Load], int]:
         if self.away:
@@ -110,6 +126,9 @@ class Fleet:
 
     def present(self) -> list[Present]:
         return self.workers
+
+    def failing(self) -> list[Failing]:
+        return self.fails
 
     def retire(self, names: list[str]) -> None:
         self.told += names
@@ -495,10 +514,40 @@ def test_another_autoscaler_of_the_machine_may_have_the_worker_for_control() -> 
         ("redis_back", {}, "Redis answers again"),
         ("redis_away", {"reason": "no"}, "Redis does not answer: no"),
         ("stopping", {"workers": 2, "reason": "because"}, "stopping 2 workers: because"),
-        ("scale", {"model": "m", "from": 1, "to": 3, "reason": "why"}, "m: 1 -> 3 workers: why"),
+        (
+            "serving",
+            {"slot": "gpu 0", "model": "m", "seconds": 3.5, "metrics": "127.0.0.1:9464"},
+            "gpu 0: serving m after 3.5 s; metrics at 127.0.0.1:9464",
+        ),
+        (
+            "unit_fails",
+            {"job": "b1", "unit": "plan", "failures": 1, "reason": "gone."},
+            "b1: its step 'plan' failed and is tried again: gone.",
+        ),
+        ("not_loaded", {"model": "m", "reason": "gone."}, "m is not loaded by a worker that should: gone."),
+        ("stopped", {"workers": 1, "given_back": 2}, "stopped: 1 worker ended, 2 requests given back"),
+        ("stopped", {"workers": 0, "given_back": 0}, "stopped: no worker ran"),
+        (
+            "watching",
+            {
+                "models": ["a", "b"],
+                "slots": ["gpu 0", "gpu 1"],
+                "min": 0,
+                "max": 2,
+                "not_scaled": ["c"],
+                "dry_run": False,
+            },
+            "scaling: a, b; 0 to 2 workers on gpu 0, gpu 1; not scaled here: c (LONGHAUL_MODEL)",
+        ),
+        ("scale", {"model": "m", "from": 1, "to": 3, "others": 0, "reason": "why"}, "m: 1 -> 3 workers: why"),
+        (
+            "scale",
+            {"model": "m", "from": 1, "to": 3, "others": 2, "reason": "why"},
+            "m: 1 -> 3 workers besides 2 that others started: why",
+        ),
         (
             "would_scale",
-            {"model": "m", "from": 0, "to": 1, "reason": "why"},
+            {"model": "m", "from": 0, "to": 1, "others": 0, "reason": "why"},
             "m: would be 0 -> 1 workers: why",
         ),
     ],
@@ -529,6 +578,83 @@ def test_a_dry_run_starts_nothing_and_says_each_change_once() -> None:
     world.turns(5)
     assert world.running() == []
     assert [facts["to"] for facts in world.events("would_scale")] == [3]
+    world.put()
+    world.turns(5)
+    assert len(world.events("would_scale")) == 1, "nothing would change"
+    world.put(queued=1000, tokens=30_000)
+    world.turns(5)
+    assert [facts["to"] for facts in world.events("would_scale")] == [3, 3]
+
+
+def test_a_dry_run_counts_the_workers_of_an_autoscaler_beside_it() -> None:
+    world = World(dry=True)
+    world.put(queued=1000, tokens=30_000)
+    far = Present("far", "elsewhere", 5, world.fingerprints["m"], "serving", 64, capacity=64)
+    world.fleet.workers = [far]
+    world.turns(5)
+    assert [(facts["from"], facts["to"]) for facts in world.events("would_scale")] == [(1, 3)]
+    world.fleet.workers = [replace(far, name=f"far{number}") for number in range(3)]
+    world.turns(5)
+    assert len(world.events("would_scale")) == 1, "what is wanted is there"
+
+
+def test_a_dry_run_tells_of_the_worker_for_control_too() -> None:
+    world = World(("a", "b"), dry=True)
+    world.fleet.units = 1
+    world.turns(5)
+    (facts,) = world.events("would_scale")
+    assert (facts["model"], facts["to"], facts["reason"]) == (None, 1, "1 unit of a job is open")
+
+
+def test_what_workers_complain_of_is_said_once_while_it_lasts() -> None:
+    world = World(("a", "b"), model="a,b")
+    world.fleet.fails = [Failing(f"batch_{number}", "plan", 2, "gone.") for number in range(3)]
+    exact = world.fingerprints["b"]
+    world.fleet.workers = [Present("w", "h", 5, exact, "serving", unavailable={exact: "no file."})]
+    world.turns(5)
+    (step,) = world.events("unit_fails")
+    assert (step["unit"], step["failures"], step["reason"]) == ("plan", 2, "gone.")
+    assert world.events("not_loaded") == [{"model": "b", "reason": "no file."}]
+    world.fleet.fails, world.fleet.workers = [], []
+    world.turns()
+    world.fleet.fails = [Failing("batch_9", "plan", 1, "gone.")]
+    world.turns()
+    assert len(world.events("unit_fails")) == 2
+
+
+def test_the_last_line_tells_how_many_requests_were_given_back() -> None:
+    world = World(places=2)
+    world.scaler.stop()
+    assert world.said == [], "it never began"
+    world.put(queued=1000, tokens=30_000)
+    world.turns()
+    world.slots[0].given_back = 3
+    world.scaler.stop()
+    assert world.said[-1] == ("stopped", {"workers": 2, "given_back": 3})
+
+
+LOGGED = {
+    "json": (
+        '{"event": "metrics served", "host": "127.0.0.1", "port": 9470}',
+        '{"event": "stopped", "drained": true, "finished": 4, "given_back": 3, "left_to_expire": 0}',
+    ),
+    "text": (
+        'Z info     metrics served [worker.metrics.endpoint] host="127.0.0.1" port=9470',
+        "Z info     stopped [worker.supervisor] drained=true finished=4 given_back=3 left_to_expire=0",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(LOGGED))
+def test_a_workers_log_tells_its_metrics_and_what_it_gave_back(kind: str, tmp_path: Path) -> None:
+    script = f"for line in {LOGGED[kind]!r}: print(line)"
+    worker = servers.Server("w", [sys.executable, "-c", script], tmp_path / "log")
+    worker.process.wait()
+    assert worker_log.metrics(worker) == "127.0.0.1:9470"
+    assert worker_log.given_back(worker) == 3
+    silent = servers.Server("w", [sys.executable, "-c", ""], tmp_path / "other")
+    silent.process.wait()
+    assert (worker_log.metrics(silent), worker_log.given_back(silent)) == (None, 0)
 
 
 def test_crashes_at_the_start_are_given_up_and_later_ones_much_later() -> None:
@@ -568,6 +694,9 @@ def test_a_slot_of_the_same_name_and_namespace_is_locked(tmp_path: Path) -> None
     [
         (["--gpus", "0,0"], "is not a list of different GPUs"),
         (["--cpus", "1", "--min", "2"], "2 is more than 1"),
+        (["--gpus", "a,b"], "is not a list of different GPUs"),
+        (["--gpus", "GPU-1,2:0"], "is not a list of different GPUs"),
+        (["--gpus", "0", "--cpus", "1"], "exclude each other"),
         (["--max", "0"], "Invalid value for '--max'"),
     ],
 )
@@ -576,13 +705,47 @@ def test_what_cannot_be_is_refused(options: list[str], reason: str, monkeypatch:
     result = CliRunner().invoke(cli.main, ["autoscale", *options])
     assert result.exit_code == 2
     assert reason in result.output
+    monkeypatch.delenv("LONGHAUL_MODELS")
+    assert CliRunner().invoke(cli.main, ["autoscale", *options]).output == result.output, (
+        "settings come after"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--gpus", "0,7"], "--gpus 7: there are 0, 1. Workers may not come to serve."),
+        (["--gpus", "0,1", "--max", "3"], "--max 3 is more than there are slots; it is 2."),
+        (["--gpus", "GPU-8932f937,MIG-GPU-1/2/3"], ""),
+    ],
+)
+def test_what_looks_like_a_mistake_is_said_first(
+    options: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "gpus", lambda: ["0", "1"])
+    result = CliRunner().invoke(cli.main, ["autoscale", *options])
+    said, _, last = result.stderr.partition("longhaul: LONGHAUL_MODELS is empty")
+    assert said == (f"longhaul: {words}\n" if words else "")
+    assert ". .longhaul/environment" in last
+
+
+def test_it_begins_by_saying_what_it_watches_and_what_not() -> None:
+    models = {name: ModelSettings(source="x", engine="echo") for name in "abc"}
+    places: Any = [Slot("gpu 0", 1)]
+    policy = scaling.Policy(0, 1)
+    some = autoscale_command._watching(Settings(models=models, model="a,b"), places, policy, False)
+    assert (some["models"], some["not_scaled"], some["slots"]) == (["a", "b"], ["c"], ["gpu 0"])
+    every = autoscale_command._watching(Settings(models=models), places, policy, False)
+    assert (every["models"], every["not_scaled"]) == (["a", "b", "c"], [])
 
 
 def test_it_needs_a_model_and_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "LONGHAUL_MODELS is empty" in CliRunner().invoke(cli.main, ["autoscale"]).output
+    empty = CliRunner().invoke(cli.main, ["autoscale", "--cpus", "1"])
+    assert (empty.exit_code, "LONGHAUL_MODELS is empty" in empty.output) == (1, True)
     monkeypatch.setenv("LONGHAUL_MODELS", json.dumps({"m": {"source": "x", "engine": "echo"}}))
     monkeypatch.setenv("LONGHAUL_MODEL", "other")
-    assert "LONGHAUL_MODEL: 'other' is not in" in CliRunner().invoke(cli.main, ["autoscale"]).output
+    other = CliRunner().invoke(cli.main, ["autoscale", "--cpus", "1"])
+    assert "LONGHAUL_MODEL: 'other' is not in" in other.output
     monkeypatch.setenv("LONGHAUL_MODEL", "m")
     monkeypatch.setattr(slots, "gpus", list)
     result = CliRunner().invoke(cli.main, ["autoscale"])

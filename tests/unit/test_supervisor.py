@@ -35,6 +35,9 @@ class Twin:
 
     def wake(self) -> None: ...
 
+    def ending(self) -> dict[str, int]:
+        return {"finished": 2, "given_back": 1, "left_to_expire": 0}
+
     def run_unit(self, kind: str, job_id: str) -> None: ...
 
     def stats(self) -> dict[str, Any]:

@@ -191,7 +191,7 @@ def test_a_dry_run_says_what_it_would_do_and_starts_nothing(system: Start, scale
     one.submit(said(str(n), f"text {n}") for n in range(6))
     scaler = scale(one, "--cpus", "1", "--dry-run")
     (event,) = scaler.wait("would_scale")
-    assert (event["from"], event["to"], event["reason"]) == (0, 1, "1 units of jobs are open")
+    assert (event["from"], event["to"], event["reason"]) == (0, 1, "1 unit of a job is open")
     assert scaler.stop() == 0
     assert not scaler.events("start")
 
