@@ -271,12 +271,13 @@ def test_workers_go_on_when_nobody_reads_what_the_autoscaler_says(system: Start,
         try:
             job_id = one.submit(said(str(n), f"text {n}") for n in range(20))
             assert process.stdout is not None
-            events = [json.loads(process.stdout.readline()) for _ in range(2)]
+            events = [json.loads(process.stdout.readline()) for _ in range(3)]
             process.stdout.close()
             one.wait_done(job_id, 4)
             process.terminate()
             assert process.wait(40) == 0
-            assert not alive(events[1]["pid"])
+            assert [event["event"] for event in events] == ["watching", "scale", "start"]
+            assert not alive(events[2]["pid"])
             assert "drained" in (Path(one.settings.scratch_dir) / "worker-cpu0.log").read_text()
         finally:
             process.kill()
