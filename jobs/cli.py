@@ -14,6 +14,7 @@ from jobs import (
     commands,
     errors,
     key_commands,
+    log,
     queue_commands,
     retention_commands,
     settings,
@@ -119,6 +120,7 @@ def main() -> None:
     \b
     Completion: eval "$(_LONGHAUL_COMPLETE=bash_source longhaul)"   (or zsh_source, fish_source)
     """
+    log.setup_command()
 
 
 @main.command()

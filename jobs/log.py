@@ -15,6 +15,7 @@ from jobs import masking
 
 OURS = ("api", "jobs", "worker")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_ALWAYS = ("time", "level", "logger", "event")
 _about: ContextVar[Mapping[str, Any]] = ContextVar("about", default=MappingProxyType({}))
 
 
@@ -81,12 +82,22 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as text."""
         event = _event(record)
-        moment, level, logger, text = (event.pop(key) for key in ("time", "level", "logger", "event"))
+        moment, level, logger, text = (event.pop(key) for key in _ALWAYS)
         fields = " ".join(f"{key}={_json(value)}" for key, value in event.items())
         lines = [f"{moment} {level:8} {' '.join(text.splitlines())} [{logger}] {fields}".rstrip()]
         if record.exc_info:
             lines.append(self.formatException(record.exc_info))
         return masking.masked("\n".join(lines))
+
+
+class Notes(logging.Formatter):
+    """What a command warns of, without a time: the event, then its fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text."""
+        event = _event(record)
+        fields = [f"{key}={_json(value)}" for key, value in event.items() if key not in _ALWAYS]
+        return masking.masked(" ".join([f"longhaul: {event['event']}", *fields]))
 
 
 FORMATS: dict[str, type[logging.Formatter]] = {"json": JsonLines, "text": TextLines}
@@ -110,6 +121,12 @@ def setup(level: int = logging.WARNING, path: str | None = None, format: str = "
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     threading.excepthook = lambda found: _uncaught(found.exc_type, found.exc_value, found.exc_traceback)
+
+
+def setup_command() -> None:
+    """Have a command show warnings with their fields; whoever sets handlers up is not affected."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(Notes())
 
 
 def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:

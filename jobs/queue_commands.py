@@ -25,6 +25,4 @@ def queue_keys() -> None:
     for name in names:
         click.echo(keys.name("requests", configured.fingerprints[name]))
     if not configured.models:
-        click.echo(
-            "longhaul: LONGHAUL_MODELS is empty: no model has a key. Set it as workers have it.", err=True
-        )
+        click.echo("longhaul: LONGHAUL_MODELS is empty: no model has a key. Set it as workers do.", err=True)

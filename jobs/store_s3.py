@@ -149,10 +149,8 @@ class S3Store:
     def _put_without_condition(self, key: str, data: bytes, refused: Reply) -> bool:
         self.put(key, data)  # raises if it was not the condition that the server refused
         self._conditions_known = False
-        log.warning(
-            "no conditional writes, two racing creators may both succeed: store=%s status=%d code=%s",
-            *(self.url, refused.status, refused.code),
-        )
+        extra = {"store": self.url, "status": refused.status, "code": refused.code}
+        log.warning("no conditional writes, two racing creators may both succeed", extra=extra)
         return True
 
     def _uploads(self, prefix: str) -> Iterator[dict[str, Any]]:
@@ -163,9 +161,8 @@ class S3Store:
             if not page.ok:
                 if self._uploads_known:
                     log.warning(
-                        "multipart uploads cannot be listed, the bucket's lifecycle rule has to end them:"
-                        " store=%s status=%d code=%s",
-                        *(self.url, page.status, page.code),
+                        "multipart uploads cannot be listed, the bucket's lifecycle rule has to end them",
+                        extra={"store": self.url, "status": page.status, "code": page.code},
                     )
                 self._uploads_known = False
                 return

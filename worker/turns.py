@@ -119,7 +119,8 @@ class Turns:
         model.loads += 1
         model.failures, model.reason, model.retry_at = 0, None, float("-inf")
         self.loaded = model.name
-        log.info("model came", extra={"model": model.name, "swap_seconds": round(model.swap_seconds, 3)})
+        took = "swap_seconds" if model.swaps else "load_seconds"
+        log.info("model came", extra={"model": model.name, took: round(model.swap_seconds, 3)})
 
     def failed(self, reason: str) -> None:
         """Note that it could not be loaded, and when to try again."""

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import re
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -105,3 +106,14 @@ def test_half_a_surrogate_pair_gets_into_a_file(tmp_path: Path) -> None:
         sys.excepthook, threading.excepthook = hooks
     event = json.loads(line)
     assert (event["event"], event["name_of"]) == ("half \ud83d", "\xe9")
+
+
+def test_a_command_shows_warnings_with_their_fields() -> None:
+    code = (
+        "from click.testing import CliRunner; from jobs import cli, log; import logging, sys;"
+        "cli.main.main(['queue-keys'], standalone_mode=False);"
+        "logging.getLogger('worker.x').warning('slower', extra={'reason': 'no kernel', 'rows': 3});"
+        "logging.getLogger('worker.x').info('not shown')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == 'longhaul: slower reason="no kernel" rows=3'

@@ -121,7 +121,7 @@ def _kernels(dtype: torch.dtype) -> Kernels:
 
 @functools.cache
 def _warn(reason: str) -> None:
-    log.warning("torch's own operations instead of compiled kernels: slower. reason=%r", reason)
+    log.warning("torch's own operations instead of compiled kernels: slower", extra={"reason": reason})
 
 
 @functools.cache
@@ -139,7 +139,7 @@ def _load(compiler: str, path: Path) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(str(path))
         except OSError as error:
-            log.warning("compiled kernels are built again path=%s reason=%r", path, str(error))
+            log.warning("compiled kernels are built again", extra={"path": path, "reason": str(error)})
     _build(compiler, path)
     try:
         return ctypes.CDLL(str(path))
@@ -179,7 +179,7 @@ def _build(compiler: str, path: Path) -> None:
             draft.replace(path)  # other processes may build the same: the last one stays
     except OSError as error:
         raise Unavailable(f"{path.parent}: {error.strerror}") from error
-    log.info("compiled kernels path=%s seconds=%.1f", path, time.monotonic() - began)
+    log.info("compiled kernels", extra={"path": path, "seconds": round(time.monotonic() - began, 1)})
 
 
 def _compiler() -> str:
