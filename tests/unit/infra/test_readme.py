@@ -35,6 +35,10 @@ def found(pattern: str) -> set[str]:
             r"(?:cooldownPeriod|stabilizationWindowSeconds): (\d+)",
         ),
         ("`LONGHAUL_DRAIN_SECONDS`", r'LONGHAUL_DRAIN_SECONDS: "(\d+)"'),
+        ("`listLength` of control", r':control"\n\s+listLength: "(\d+)"'),
+        ("`pollingInterval`", r"pollingInterval: (\d+)"),
+        ("`--exit-when-idle`", r'"--exit-when-idle", "(\d+)"'),
+        ("`replicas` of the API", r"replicas: (\d+)"),
     ],
 )
 def test_a_number_to_change_is_what_the_files_have(row: str, pattern: str) -> None:
@@ -51,6 +55,21 @@ def test_memory_and_caches_are_what_the_files_have() -> None:
     limits = {spec["containers"][0]["resources"]["limits"]["memory"] for spec in worker_pods()}
     assert limits == {f"{size}Gi" for size in memory}
     assert found(r"name: cache\n\s+emptyDir: \{sizeLimit: (\d+)Gi") == caches
+
+
+def test_scratch_shared_memory_and_processors_are_what_the_files_have() -> None:
+    def sizes(row: str) -> set[str]:
+        return set(re.findall(r"\d+m?", CHANGED[row]))
+
+    assert sizes("shm `sizeLimit`") == found(r"medium: Memory, sizeLimit: (\d+)Gi")
+    assert sizes("CPU requests") == found(r'requests: \{cpu: "?(\d+m?)')
+    scratch = {
+        volume["emptyDir"]["sizeLimit"]
+        for spec in worker_pods()
+        for volume in spec["volumes"]
+        if volume["name"] == "scratch"
+    }
+    assert {f"{size}Gi" for size in sizes("scratch `sizeLimit`")} == scratch
 
 
 def test_a_large_job_asks_for_all_workers_at_once() -> None:
