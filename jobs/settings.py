@@ -94,7 +94,10 @@ class Settings(EngineSettings, ScaleSettings, TelemetrySettings):
         3, gt=0, description="How often expired leases, jobs and lost units are looked for."
     )
     drain_seconds: float = Field(
-        25, gt=0, description="How long a worker told to stop may finish what it runs."
+        25,
+        gt=0,
+        description="How long a worker told to stop may take. Requests run for the first 70 % of it; the rest"
+        " is for writing what is finished, and what is not is given back.",
     )
     swap_share: float = Field(
         0.1,

@@ -1,6 +1,8 @@
 """Histograms and tables of metrics say what was counted."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -86,3 +88,10 @@ def test_ratios_and_phases_of_an_engine() -> None:
         "model": ("model", 2.0),
         "scheduling": ("scheduling", 1.0),
     }
+
+
+def test_the_page_says_what_the_engine_calls_a_metric_of_another_name() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    told = dict(re.findall(r"^\| `longhaul_(\w+)` \| `(\w+)` \|$", page, re.MULTILINE))
+    names = {family.name.removeprefix("longhaul_"): field for field, family in counters.COUNTERS.items()}
+    assert told == {name: field for name, field in names.items() if name.removesuffix("_total") != field}
