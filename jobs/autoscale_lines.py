@@ -63,10 +63,11 @@ def line(event: str, facts: dict[str, Any]) -> str:
         " {status}. Its last lines:\n{tail}",
         "redis_away": "Redis does not answer: {reason}",
         "redis_back": "Redis answers again",
-        "stopping": "stopping {workers} workers: {reason}",
+        "stopping": "stopping {count}: {reason}",
     }
     at = f"; metrics at {facts['metrics']}" if facts.get("metrics") else ""
-    return words[event].format(**facts | {"model": model, "slot": slot, "at": at})
+    more = {"model": model, "slot": slot, "at": at, "count": _count(facts.get("workers", 0), "worker")}
+    return words[event].format(**facts | more)
 
 
 def _watching(facts: dict[str, Any]) -> str:

@@ -175,7 +175,7 @@ def _wanted(
         return (1, open_units(depth.units)) if depth.units else (0, "nothing is left")
     if workers.serving and workers.stalled_seconds >= settings.stall_seconds:
         return 1, f"nothing finished for {workers.stalled_seconds:.0f} s"
-    what = f"{depth.open:,} requests are left"
+    what = _left(depth.open)
     if not rate:
         fills = math.ceil(depth.queued / (workers.capacity * FIRST_FILLS))
         first = max(1, min(fills, FIRST_MOST, _useful(depth, workers)))
@@ -198,7 +198,7 @@ def _patient(depth: Depth, fewest: int, workers: Workers, settings: Policy) -> b
 def _why_fewer(depth: Depth, fewest: int) -> str:
     if not depth.open and not depth.units:
         return "nothing is left"
-    return f"{depth.open:,} requests are left, {fewest} can run them"
+    return f"{_left(depth.open)}, {fewest} can run them"
 
 
 def spare(decision: Decision, count: int, spare_seconds: float, passed: float) -> float:
@@ -270,6 +270,10 @@ class Pace:
             self.rate = sample
         else:
             self.rate += self._weight * (max(sample, self.rate / 2) - self.rate)
+
+
+def _left(count: int) -> str:
+    return "1 request is left" if count == 1 else f"{count:,} requests are left"
 
 
 def open_units(count: int) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-_WAITING = "its requests wait for a worker, of 'longhaul autoscale' for example"
+_WAITING = "requests for it wait for a worker, of 'longhaul autoscale' for example"
 
 
 def chosen(model: str, served: Sequence[str]) -> list[str]:
@@ -18,7 +18,8 @@ def chosen(model: str, served: Sequence[str]) -> list[str]:
 def workers(pids: Sequence[int], model: str, served: Sequence[str]) -> str:
     """Return which workers there are, what each runs (its LONGHAUL_MODEL), and what none does."""
     run = chosen(model, served) if pids else []
-    idle = [f"nobody runs {name}: {_WAITING}" for name in served if name not in run]
+    left = " or ".join(name for name in served if name not in run)
+    idle = [f"nobody runs {left}: {_WAITING}"] if left else []
     if not pids:
         return "; ".join(["none", *idle])
     names = " and ".join(run) or "no model, steps of jobs alone"

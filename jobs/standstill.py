@@ -1,5 +1,7 @@
 """Why a job does not move, as far as the queue tells: nobody runs its model, or a step of it fails."""
 
+import re
+
 from pydantic import BaseModel, ConfigDict
 
 from jobs import errors
@@ -86,6 +88,8 @@ class Standstill:
             return None
         self._look_at = now + SECONDS
         reason = asked(self._client, batch)
-        new = reason if reason != self._told else None
-        self._told = reason
+        # How often a step has failed is no other reason.
+        kind = reason and re.sub(r"failed (once|\d+ times)", "failed", reason)
+        new = reason if kind != self._told else None
+        self._told = kind
         return new

@@ -76,6 +76,16 @@ def test_a_job_that_moves_asks_nothing_and_one_that_does_not_is_told_once() -> N
     ]
 
 
+def test_a_step_that_fails_again_for_the_same_reason_is_not_told_again() -> None:
+    server = Server()
+    look = standstill.Standstill(server)  # type: ignore[arg-type]
+    told = []
+    for second in range(60):
+        server.answer = view(failing=[FAILS | {"failures": 1 + second // 10}]).model_dump()
+        told += [words for words in [look.look(job(), float(second))] if words]
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize("answer", [errors.NotFound(what="path", id="x"), {"models": 3}, {}])
 def test_a_server_that_does_not_tell_is_no_error(answer: Any) -> None:
     server = Server()
