@@ -112,7 +112,7 @@ class Supervisor:
             self.service.start()
             self._started.set()
         except errors.LonghaulError as error:
-            self._orders.put(str(error))
+            self._orders.put(errors.advised(error, "Check LONGHAUL_MODELS."))
         except Exception as error:
             log.exception("the service cannot start")
             self._orders.put(f"The service cannot start: {error!r}. The log says where.")

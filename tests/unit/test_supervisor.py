@@ -138,7 +138,7 @@ def _bug() -> None:
     [
         (
             _missing_model,
-            "longhaul: Model 'm' cannot be loaded from 's': gone.\n",
+            "longhaul: Model 'm' cannot be loaded from 's': gone. Check LONGHAUL_MODELS.\n",
         ),
         (_bug, "longhaul: The service cannot start: RuntimeError('bug'). The log says where.\n"),
     ],
