@@ -15,6 +15,7 @@ from jobs import (
     errors,
     key_commands,
     queue_commands,
+    report_command,
     retention_commands,
     settings,
 )
@@ -88,6 +89,7 @@ class Commands(click.Group):
     commands=[
         *commands.CLIENT,
         *retention_commands.COMMANDS,
+        report_command.report,
         key_commands.keys,
         queue_commands.queue_keys,
         autoscale_command.command,
