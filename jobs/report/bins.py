@@ -6,17 +6,18 @@ from dataclasses import dataclass
 
 from jobs import summary
 
-BINS = 40
+BINS = 50
 SLOTS = 120
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-_TAIL = 3.0
-"""A histogram ends at three times the 99th percentile: one straggler must not squeeze the rest."""
+_TAIL = 2.0
+"""A histogram ends at twice the 99th percentile: one straggler must not squeeze the rest."""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of values from 0 on in bins of one width; `beyond` lie right of the last."""
+    """Counts of values from `start` on in bins of one width; `beyond` lie right of the last."""
 
+    start: float
     width: float
     counts: list[int]
     beyond: int
@@ -33,18 +34,19 @@ def histogram(values: Sequence[float], whole: bool = False) -> Histogram | None:
     ordered = sorted(values)
     percentiles = {f"p{percent}": summary.percentile(ordered, percent) for percent in summary.PERCENTILES}
     end = min(ordered[-1], _TAIL * percentiles["p99"]) or 1.0
-    width = nice(end / BINS)
-    if whole:
-        width = float(max(1, math.ceil(width)))
-    counts = [0] * (int(end / width) + 1)
-    beyond = 0
-    for value in ordered:
-        if (place := int(value / width)) < len(counts):
+    # From 0, unless that left half of the picture empty; a hair's breadth is not blown up.
+    start = ordered[0] if end / 2 <= ordered[0] < 0.9 * end else 0.0
+    width = nice((end - start) / BINS)
+    width = float(max(1, math.ceil(width))) if whole else width
+    start = math.floor(start / width) * width
+    counts = [0] * (int((end - start) / width) + 1)
+    places = [int((value - start) / width) for value in ordered]
+    for place in places:
+        if place < len(counts):
             counts[place] += 1
-        else:
-            beyond += 1
+    beyond = len(ordered) - sum(counts)
     mean = math.fsum(ordered) / len(ordered)
-    return Histogram(width, counts, beyond, percentiles, ordered[0], mean, ordered[-1])
+    return Histogram(start, width, counts, beyond, percentiles, ordered[0], mean, ordered[-1])
 
 
 def nice(width: float) -> float:

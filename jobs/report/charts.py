@@ -58,7 +58,7 @@ def _lengths(figures: Figures) -> Iterator[Chart]:
 
 
 def _histogram(name: str, section: str, title: str, note: str, found: Histogram, unit: words.Unit) -> Chart:
-    edges = [place * found.width * unit.factor for place in range(len(found.counts) + 1)]
+    edges = [(found.start + place * found.width) * unit.factor for place in range(len(found.counts) + 1)]
     marks = {name: value * unit.factor for name, value in found.percentiles.items()}
     shown = [f"{name} {words.number(value)}" for name, value in marks.items()]
     says = f"{', '.join(shown)}; mean {words.number(found.mean * unit.factor)}, "

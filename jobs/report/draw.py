@@ -11,6 +11,7 @@ from jobs import errors
 
 WIDTH, HEIGHT = 5.4, 2.7
 _DPI = 160
+_PAD = 0.06
 _PRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
@@ -74,18 +75,19 @@ class Steps:
 
     def __call__(self, axes: Any, palette: Palette) -> None:
         axes.stairs(self.counts, self.edges, fill=True, color=palette.first)
-        end, before = self.edges[-1], -1.0
+        start, end = self.edges[0], self.edges[-1]
+        before = start - end
         for name, value in self.marks.items():
             if value > end:
                 continue
             axes.axvline(value, color=palette.ink, linewidth=0.9, linestyle=(0, (3, 2)))
-            if value - before > 0.07 * end:
+            if value - before > 0.07 * (end - start):
                 axes.text(
                     value, 1.02, name, transform=axes.get_xaxis_transform(), ha="center", color=palette.muted
                 )
                 before = value
-        axes.set(xlim=(0, end), ylim=(0, 1.05 * max(self.counts)), xlabel=self.label, ylabel="requests")
-        _whole_numbers(axes)
+        axes.set(xlim=(start, end), ylim=(0, 1.05 * max(self.counts)), xlabel=self.label, ylabel="requests")
+        _numbered(axes, whole=True)
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Lines:
             axes.stairs(values, edges, color=color, linewidth=1.4, label=name, baseline=None)
         most = max(map(max, self.rows.values())) or 1.0
         axes.set(xlim=(0, edges[-1]), ylim=(0, 1.08 * most), xlabel=self.label, ylabel=self.of)
+        _numbered(axes)
         if len(self.rows) > 1:
             axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, borderpad=0)
 
@@ -142,6 +145,7 @@ class Blocks:
         axes.set(xlim=(0, self.requests), ylim=(below, 0), xlabel="requests, in the order of the plan")
         axes.set_ylabel("tokens from the start")
         axes.grid(False)
+        _numbered(axes, whole=True)
 
 
 def _holds(outer: tuple[int, int, int, int], inner: tuple[int, int, int, int]) -> bool:
@@ -202,6 +206,7 @@ def _figure(palette: Palette, heights: float | list[float], columns: int = 1) ->
     rows = heights if isinstance(heights, list) else [heights]
     with matplotlib.rc_context(_style(palette)):
         drawn = figure.Figure(figsize=(WIDTH * columns, sum(rows)), layout="constrained")
+        drawn.get_layout_engine().set(w_pad=_PAD * columns, h_pad=_PAD * columns)
         places = drawn.subplots(len(rows), columns, squeeze=False, height_ratios=rows)
         yield drawn, list(places.flat)
 
@@ -232,8 +237,13 @@ def _style(palette: Palette) -> Any:
     }
 
 
-def _whole_numbers(axes: Any) -> None:
+def _numbered(axes: Any, whole: bool = False) -> None:
     from matplotlib import ticker
 
-    axes.yaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
-    axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(ticker.FuncFormatter(lambda value, place: _tick(value)))
+    axes.yaxis.set_major_locator(ticker.MaxNLocator(5, integer=whole))
+
+
+def _tick(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:.10g}"

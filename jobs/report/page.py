@@ -94,7 +94,11 @@ def _plot(chart: charts.Chart) -> str:
 
 
 def _table(chart: charts.Chart) -> str:
-    head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in chart.table.header)
+    firsts = chart.table.rows[0] if chart.table.rows else chart.table.header
+    head = "".join(
+        f'<th scope="col"{_kind(below)}>{_text(cell)}</th>'
+        for cell, below in zip(chart.table.header, firsts, strict=True)
+    )
     rows = "\n".join(_row(row) for row in chart.table.rows)
     opened = " open" if chart.section == charts.ERRORS else ""
     name = _text(f"Numbers: {chart.title}")
@@ -113,8 +117,12 @@ def _row(cells: tuple[str, ...]) -> str:
 
 
 def _cell(cell: str) -> str:
-    kind = "" if not cell or cell[0].isdigit() else ' class="words"'
-    return f"<td{kind}>{_text(cell)}</td>"
+    return f"<td{_kind(cell)}>{_text(cell)}</td>"
+
+
+def _kind(cell: str) -> str:
+    """Return the class of a cell: numbers stand right, words left."""
+    return "" if not cell or cell[0].isdigit() else ' class="words"'
 
 
 def _text(value: Any) -> str:
