@@ -74,7 +74,7 @@ def _histogram(name: str, section: str, title: str, note: str, found: Histogram,
         rows.append((f"more than {words.number(edges[-1])}", f"{found.beyond:,}"))
     table = words.Table((unit.name, "requests"), rows)
     steps = draw.Steps(edges, found.counts, marks, unit.name)
-    return Chart(name, section, title, note, f"{says} {unit.short}.", table, steps)
+    return Chart(name, section, title, note, f"{says}\N{NO-BREAK SPACE}{unit.short}.", table, steps)
 
 
 def _over_time(found: OverTime | None) -> Iterator[Chart]:
@@ -83,11 +83,12 @@ def _over_time(found: OverTime | None) -> Iterator[Chart]:
     unit = words.unit_of(len(found.running) * found.width)
     width, label = found.width * unit.factor, f"{unit.name} since the first request began"
     slot = words.seconds(found.width)
-    rates = {"generated": found.generated_per_second, "read (not shared)": found.read_per_second}
+    rates = {"generated": found.generated_per_second, "read": found.read_per_second}
     rates = {name: values for name, values in rates.items() if any(values)}
     if rates:
         peaks = [f"{name}: up to {words.number(max(values))}" for name, values in rates.items()]
-        note = f"Means over {slot}, all workers together. A request's tokens are spread evenly over its run."
+        note = f"All workers; means over {slot}. Read: prompt tokens that were not shared. A request's tokens are "
+        note += "spread evenly over the time in which it read or made them."
         yield Chart(
             "tokens_over_time", "Over time", "Tokens per second", note, f"{'; '.join(peaks)} tokens/s.",
             _slots(unit, width, rates), draw.Lines(width, rates, label, "tokens/s"),

@@ -200,13 +200,13 @@ def _figure(palette: Palette, heights: float | list[float], columns: int = 1) ->
     """Yield an empty figure of rows of these heights (inches) and its axes, one after the other."""
     try:
         import matplotlib
-        from matplotlib import figure
+        from matplotlib import figure, layout_engine
     except ModuleNotFoundError:
         raise NoMatplotlib from None
     rows = heights if isinstance(heights, list) else [heights]
     with matplotlib.rc_context(_style(palette)):
-        drawn = figure.Figure(figsize=(WIDTH * columns, sum(rows)), layout="constrained")
-        drawn.get_layout_engine().set(w_pad=_PAD * columns, h_pad=_PAD * columns)
+        layout = layout_engine.ConstrainedLayoutEngine(w_pad=_PAD * columns, h_pad=_PAD * columns)
+        drawn = figure.Figure(figsize=(WIDTH * columns, sum(rows)), layout=layout)
         places = drawn.subplots(len(rows), columns, squeeze=False, height_ratios=rows)
         yield drawn, list(places.flat)
 

@@ -7,6 +7,8 @@ from jobs.report import draw, words
 from jobs.report.figures import Figures
 
 _MOST_BARS = 6
+_LEAST_SHARE = 0.001
+"""A level that saves less than this is in the table only."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Sharing:
         labels = [f"The plan, all levels: {words.share(self.planned['shared'], whole)}"]
         labels.append(f"The engine: {words.share(self.cached, self.read)}")
         values = [self.planned["shared"] / whole, self.cached / self.read if self.read else 0.0]
-        for number, level in enumerate(self.planned["levels"][:_MOST_BARS], start=1):
+        drawn = [level for level in self.planned["levels"] if level["saved"] >= _LEAST_SHARE * whole]
+        for number, level in enumerate(drawn[:_MOST_BARS], start=1):
             where = f"{words.count(level['runs'], 'run')} in {words.count(level['requests'], 'request')}"
             labels.append(f"Level {number}: {words.share(level['saved'], whole)} ({where})")
             values.append(level["saved"] / whole)
