@@ -35,6 +35,7 @@ def report(session: commands.Session, subject: str, output: str | None, picture:
     longhaul report out.jsonl --json | jq .latencies.ttft_seconds.percentiles
     """
     found = _subject(session, subject)
+    _refuse_own_files(found, subject, output, picture)
     if output is None and picture is None and not session.as_json:
         output = f"{Path(found.name).stem}.report.html"
     drawn = charts.charts(found)
@@ -54,6 +55,14 @@ def _subject(session: commands.Session, name: str) -> sources.Subject:
         return sources.of_run(Path(name))
     with session.connect() as api:
         return sources.of_job(api, api.batch(name))
+
+
+def _refuse_own_files(found: sources.Subject, name: str, *written: str | None) -> None:
+    """Refuse to write over what the report is made of."""
+    own = {Path(name), *(sources.beside(Path(name), kind) for kind in ("errors", "metrics", "summary"))}
+    for place in written:
+        if place and Path(place).resolve() in {path.resolve() for path in own}:
+            raise click.UsageError(f"The report of {found.name} would write over {place}. Name another file.")
 
 
 def _pictures(place: str, drawn: list[charts.Chart]) -> list[str]:

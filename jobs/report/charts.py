@@ -87,8 +87,10 @@ def _over_time(found: OverTime | None) -> Iterator[Chart]:
     rates = {name: values for name, values in rates.items() if any(values)}
     if rates:
         peaks = [f"{name}: up to {words.number(max(values))}" for name, values in rates.items()]
-        note = f"All workers; means over {slot}. Read: prompt tokens that were not shared. A request's tokens are "
-        note += "spread evenly over the time in which it read or made them."
+        note = (
+            f"All workers; means over {slot}. Read: prompt tokens that were not shared. "
+            "A request's tokens are spread evenly over the time in which it read or made them."
+        )
         yield Chart(
             "tokens_over_time", "Over time", "Tokens per second", note, f"{'; '.join(peaks)} tokens/s.",
             _slots(unit, width, rates), draw.Lines(width, rates, label, "tokens/s"),

@@ -19,7 +19,8 @@ from tests.unit.report import lines
 from tests.unit.test_client import batch
 
 pytest.importorskip("matplotlib")
-HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(1)>\"'&$x$\u202e\u0000"
+HOSTILE = "$\\frac{$\u202e\U0001f600</title><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u0000"
+"""No formula, no glyph for it in a font, and elements that would do something."""
 ALL = {
     *charts.LATENCIES, *charts.LENGTHS, "tokens_over_time", "batch_over_time", "prefix_levels", "prefix_tree",
     "errors",
@@ -30,8 +31,11 @@ class Files(dict[str, bytes]):
     """What the API has: files by id. `job` is what it says of the job."""
 
     job: dict[str, Any]
+    refuses = "nothing"
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
+        if self.refuses in request.url.path:
+            return httpx.Response(400, json={"error": {"message": "Not now.", "code": None}})
         match request.url.path.removeprefix("/v1/").split("/"):
             case ["batches", _]:
                 return httpx.Response(200, json=self.job)
@@ -139,6 +143,7 @@ def test_hostile_texts_stay_texts(api: Files) -> None:
     assert not elements.all("onerror")
     shown = Path("report.html").read_text()
     assert shown.count("&lt;script&gt;alert(1)") >= 4
+    assert all(drawing.isascii() for drawing in re.findall(r"<svg.*?</svg>", shown, re.DOTALL))
 
 
 def test_colors_are_left_to_the_style_sheet(api: Files) -> None:
@@ -199,6 +204,13 @@ def test_results_that_have_expired_are_said_to_be_gone(api: Files) -> None:
     assert "batch_1 have expired or were deleted" in result.stderr
 
 
+def test_a_server_that_refuses_a_file_is_not_taken_for_one_without_it(api: Files) -> None:
+    api.refuses = "file-1_metrics"
+    result = report("batch_1")
+    assert result.exit_code == 1
+    assert "Not now." in result.stderr
+
+
 def test_a_job_whose_requests_all_failed_has_the_errors_alone(api: Files) -> None:
     del api["file-1_metrics"]
     api["file-1_summary"] = orjson.dumps(
@@ -239,6 +251,16 @@ def test_files_of_an_earlier_version_have_no_prefixes() -> None:
     del summary["prefixes"], summary["draft_acceptance"]
     Path("out.summary.json").write_bytes(orjson.dumps(summary))
     assert report("out.jsonl").exit_code == 0
+
+
+@pytest.mark.parametrize("option", ["-o", "--png"])
+@pytest.mark.parametrize("name", ["out.jsonl", "./out.metrics.jsonl", "out.summary.json"])
+def test_results_are_not_written_over(option: str, name: str) -> None:
+    left_by_run([lines.metrics()])
+    Path("out.jsonl").write_bytes(b"results")
+    before = Path(name).read_bytes()
+    assert report("out.jsonl", option, name).exit_code == 2
+    assert Path(name).read_bytes() == before
 
 
 @pytest.mark.parametrize(
