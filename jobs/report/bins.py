@@ -9,6 +9,8 @@ from jobs import summary
 BINS = 50
 SLOTS = 120
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_LEAST = 1e-9
+"""Less is 0 to a clock, and too small to divide."""
 _TAIL = 2.0
 """A histogram ends at twice the 99th percentile: one straggler must not squeeze the rest."""
 
@@ -33,7 +35,8 @@ def histogram(values: Sequence[float], whole: bool = False) -> Histogram | None:
         return None
     ordered = sorted(values)
     percentiles = {f"p{percent}": summary.percentile(ordered, percent) for percent in summary.PERCENTILES}
-    end = min(ordered[-1], _TAIL * percentiles["p99"]) or 1.0
+    end = min(ordered[-1], _TAIL * percentiles["p99"])
+    end = end if end > _LEAST else 1.0
     # From 0, unless that left half of the picture empty; a hair's breadth is not blown up.
     start = ordered[0] if end / 2 <= ordered[0] < 0.9 * end else 0.0
     width = nice((end - start) / BINS)

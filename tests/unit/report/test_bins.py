@@ -32,7 +32,7 @@ def test_every_value_is_in_one_bin_or_beyond(values: list[float], whole: bool) -
         ([60.0, 80.0, 100.0], 60.0, 1.0, {0: 1, 20: 1, 40: 1}, 0),
         ([99.0, 100.0], 0.0, 2.0, {49: 1, 50: 1}, 0),
         ([0.1, *[1.0] * 200, 1000.0], 0.0, 0.05, {2: 1, 20: 200}, 1),
-        ([0.0, 0.0], 0.0, 0.02, {0: 2}, 0),
+        ([0.0, 5e-324], 0.0, 0.02, {0: 2}, 0),
     ],
 )
 def test_bins_are_round_numbers_and_a_straggler_does_not_squeeze_the_rest(
