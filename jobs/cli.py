@@ -16,6 +16,7 @@ from jobs import (
     key_commands,
     log,
     queue_commands,
+    report_command,
     retention_commands,
     settings,
 )
@@ -89,6 +90,7 @@ class Commands(click.Group):
     commands=[
         *commands.CLIENT,
         *retention_commands.COMMANDS,
+        report_command.report,
         key_commands.keys,
         queue_commands.queue_keys,
         autoscale_command.command,

@@ -45,7 +45,7 @@ def fetch(api: client.Client, batch: client.Batch, to: Targets) -> None:
     sources = {"output": batch.output_file_id, "errors": batch.error_file_id}
     for kind, path in to.items():
         file_id = sources[kind]
-        with _whole(path) as stream:
+        with whole(path) as stream:
             for chunk in api.content(file_id) if file_id else ():
                 stream.write(chunk)
 
@@ -103,7 +103,8 @@ def _growing(path: Path | None) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _whole(path: Path | None) -> Iterator[IO[bytes]]:
+def whole(path: Path | None) -> Iterator[IO[bytes]]:
+    """Open a file that appears under its name only when it is whole; None is standard output."""
     if path is None:
         with _named(path):
             yield sys.stdout.buffer
