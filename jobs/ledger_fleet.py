@@ -1,7 +1,7 @@
 """The ledger's view of workers: what is left for them by model, who is there, and who is to go."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import orjson
@@ -65,8 +65,10 @@ class Present:
 
     One that swaps between several `models` says as `model` which of them it has loaded, or is loading.
     `state` is loading, serving, retiring or draining; `held` counts leased requests, `units` units of jobs;
-    `idle_seconds` is how long it has had neither; `capacity` is the most requests it runs at once.
-    `unavailable` are models of several that it could not load, and why.
+    `idle_seconds` is how long it has had neither; `capacity` is the most requests it runs at once, `running`
+    how many it does. Rates are those of the time since its last report; `prefix_hit_ratio` is the part of the
+    prompt tokens of its loaded model that were shared, `kv_usage_ratio` that of the room for KV in use: None
+    where there is nothing to divide by. `unavailable` are models of several that it could not load, and why.
     """
 
     name: str
@@ -81,6 +83,12 @@ class Present:
     age_seconds: float = 0.0
     models: tuple[str, ...] = ()
     unavailable: dict[str, str] = field(default_factory=dict)
+    running: int = 0
+    prompt_tokens_per_second: float = 0.0
+    output_tokens_per_second: float = 0.0
+    prefix_hit_ratio: float | None = None
+    kv_usage_ratio: float | None = None
+    version: str | None = None
 
     def may_run(self, fingerprint: str) -> bool:
         """Whether it takes requests of this model, or is about to."""
@@ -90,6 +98,9 @@ class Present:
     def serves(self, fingerprints: Iterable[str]) -> bool:
         """Whether it runs requests of one of these models, now or after a swap."""
         return not {self.model, *self.models}.isdisjoint(fingerprints)
+
+
+_TOLD = {field.name for field in fields(Present)} - {"name", "age_seconds"}
 
 
 class Fleet:
@@ -184,7 +195,8 @@ class Fleet:
         """Return the workers that reported of late, of all machines."""
         found = []
         for name, ms, facts in self._run("fleet", int(SILENT_SECONDS * 1000)):
-            told = orjson.loads(facts)
+            # What a newer worker tells besides is not for this process.
+            told = {name: value for name, value in orjson.loads(facts).items() if name in _TOLD}
             told["models"] = tuple(told.get("models", ()))
             found.append(Present(answers.text(name), age_seconds=int(ms) / 1000, **told))
         return found

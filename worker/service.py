@@ -193,7 +193,9 @@ class Service:
         uses = self._models.groups.total() + self._control.claimed
         model = self._models.fingerprints[name] if name else None
         held, units = len(self._held), self._control.held
-        return Seen(self._state(), held, units, uses, capacity, model, self._models.unavailable)
+        running = len(serving.engine.running) if serving else 0
+        counted, failing = self._models.stats() or {}, self._models.unavailable
+        return Seen(self._state(), held, units, uses, capacity, model, failing, running, counted)
 
     def _watch_idleness(self) -> None:
         self._presence.watch()

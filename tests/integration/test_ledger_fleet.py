@@ -209,3 +209,12 @@ def test_a_worker_hears_with_its_next_report_that_it_is_to_retire(ledger: Ledger
     ledger.fleet.retire(["w", "never heard of"])
     assert ledger.fleet.report(worker())
     assert ledger.redis.scard(ledger._keys.name("retiring")) == 1
+
+
+def test_what_a_newer_worker_tells_besides_is_passed_over(ledger: Ledger) -> None:
+    key = ledger._keys.name("workers")
+    ledger.fleet.report(Present("w", "h", 1, MODEL, "serving", running=2))
+    said = ledger.redis.hget(key, "w").decode()
+    ledger.redis.hset(key, "w", said.replace("{", '{"humour":1,', 1))
+    (found,) = ledger.fleet.present()
+    assert (found.name, found.running) == ("w", 2)

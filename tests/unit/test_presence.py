@@ -153,3 +153,20 @@ def test_a_model_that_could_not_be_loaded_is_reported_with_the_reason() -> None:
     (present,) = life.ledger.reported
     assert (present.may_run("a@1"), present.may_run("b@1")) == (True, False)
     assert present.unavailable == {"b@1": "gone"}
+
+
+def test_rates_are_those_since_the_last_report_and_another_model_begins_anew() -> None:
+    life = Life(limit=None)
+    counted = {"tokens_sampled": 50.0, "prefill_tokens_computed": 60, "prefix_tokens_reused": 40}
+    life.presence.report()
+    life.pass_time(10)
+    life.seen = Seen("serving", 4, 0, 1, running=3, engine=counted)
+    life.presence.report()
+    life.pass_time(5)
+    life.seen = Seen("serving", 0, 0, 1, engine={"kv_bytes_in_use": 1, "kv_bytes_budget": 4})
+    life.presence.report()
+    first, second, third = life.ledger.reported
+    assert (first.output_tokens_per_second, first.prefix_hit_ratio, first.kv_usage_ratio) == (0, None, None)
+    assert (second.running, second.output_tokens_per_second, second.prompt_tokens_per_second) == (3, 5, 10)
+    assert second.prefix_hit_ratio == 0.4
+    assert (third.output_tokens_per_second, third.kv_usage_ratio) == (0, 0.25)

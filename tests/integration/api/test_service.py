@@ -123,6 +123,20 @@ def test_the_queue_tells_which_workers_there_are_and_what_fails(api: Api) -> Non
     ]
 
 
+def test_workers_are_shown_by_the_names_of_models_without_host_and_process(api: Api) -> None:
+    assert api.http.get("/v1/workers").json()["data"] == []
+    fleet, served = api.context.ledger.fleet, api.context.settings.fingerprints["m"]
+    fleet.report(Present("w", "secret-host", 4711, served, "serving", held=3, running=2, capacity=8))
+    fleet.report(Present("planner", "secret-host", 4712, None, "serving", kv_usage_ratio=None))
+    answer = api.http.get("/v1/workers")
+    planner, worker = answer.json()["data"]
+    assert (planner["model"], planner["models"], planner["kv_usage_ratio"]) == (None, [], None)
+    assert (worker["id"], worker["model"], worker["models"]) == ("w", "m", ["m"])
+    assert (worker["running"], worker["capacity"], worker["held"]) == (2, 8, 3)
+    assert "secret-host" not in answer.text
+    assert "4711" not in answer.text
+
+
 def test_metrics_count_requests_by_route(api: Api) -> None:
     api.create("a")
     api.http.get("/v1/batches/nope")
