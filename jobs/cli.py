@@ -19,6 +19,7 @@ from jobs import (
     report_command,
     retention_commands,
     settings,
+    top,
 )
 
 PLUGINS = "longhaul.commands"
@@ -94,6 +95,7 @@ class Commands(click.Group):
         key_commands.keys,
         queue_commands.queue_keys,
         autoscale_command.command,
+        top.top,
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

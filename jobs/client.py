@@ -70,6 +70,7 @@ class Client:
         api_key: str | None = None,
         *,
         patience_seconds: float = 5.0,
+        read_seconds: float = 300.0,
         on_retry: Callable[[str], None] = lambda reason: None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
@@ -85,7 +86,7 @@ class Client:
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             # A large upload is answered only when it lies in the store.
-            timeout=httpx.Timeout(60.0, connect=5.0, read=300.0),
+            timeout=httpx.Timeout(60.0, connect=5.0, read=read_seconds),
             transport=transport,
         )
 
@@ -122,6 +123,10 @@ class Client:
     def create(self, body: dict[str, Any], idempotency_key: str) -> Batch:
         """Create a job; the key makes a repeated call give the same job."""
         return self._batch(self._call("POST", "/v1/batches", json=body, key=idempotency_key))
+
+    def get(self, path: str) -> dict[str, Any]:
+        """Return what the server tells under a path."""
+        return self._json(self._call("GET", path))
 
     def batch(self, job_id: str) -> Batch:
         return self._batch(self._call("GET", f"/v1/batches/{_segment(job_id)}"))

@@ -23,10 +23,9 @@ class Session:
         self.url, self.api_key, self.as_json = url, api_key, as_json
         self._told: set[str] = set()
 
-    def connect(self, patience_seconds: float = 5.0) -> client.Client:
-        return self.new_client(
-            self.url, self.api_key, patience_seconds=patience_seconds, on_retry=self._tell_retry
-        )
+    def connect(self, patience_seconds: float = 5.0, **options: Any) -> client.Client:
+        options = {"on_retry": self._tell_retry} | options
+        return self.new_client(self.url, self.api_key, patience_seconds=patience_seconds, **options)
 
     def say(self, batch: client.Batch, text: str) -> None:
         """Print a job for whoever reads: as JSON, or in words."""
