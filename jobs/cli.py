@@ -12,6 +12,7 @@ from jobs import (
     autoscale_command,
     client,
     commands,
+    doctor,
     errors,
     key_commands,
     log,
@@ -96,6 +97,7 @@ class Commands(click.Group):
         queue_commands.queue_keys,
         autoscale_command.command,
         top.top,
+        doctor.doctor,
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

@@ -30,7 +30,7 @@ class S3Store:
     """An ObjectStore below a prefix of a bucket; one client, safe for threads, create one a process."""
 
     def __init__(self, settings: Settings, hurried: bool = False) -> None:
-        bucket, self._prefix = _bucket_and_prefix(settings.store_url)
+        bucket, self._prefix = bucket_and_prefix(settings.store_url)
         self.url = f"s3://{bucket}/{self._prefix}".rstrip("/")
         self._settings, self._bucket = settings, bucket
         patience = HURRY_SECONDS if hurried else math.inf
@@ -185,7 +185,8 @@ class S3Store:
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
 
-def _bucket_and_prefix(url: str) -> tuple[str, str]:
+def bucket_and_prefix(url: str) -> tuple[str, str]:
+    """Return what an s3:// URL names: bucket, and prefix with its slash. Raises SettingsError."""
     match = _URL.fullmatch(url)
     if match is None:  # not repeated here: keys do not belong into it, but may stand there
         raise errors.SettingsError("LONGHAUL_STORE_URL is not of the form s3://bucket[/prefix].")

@@ -118,7 +118,7 @@ def test_the_kernels_are_built_once_and_give_the_same_tokens(
 
 @pytest.mark.long
 def test_a_broken_library_is_built_again(compiler: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _, path = library._cached()
+    _, path = library.cached()
     path.write_bytes(b"not a library")
     assert library.kernels(torch.float64, _CPU) is not None
     assert "built again" in caplog.text

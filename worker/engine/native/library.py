@@ -128,7 +128,7 @@ def _warn(reason: str) -> None:
 def _library() -> ctypes.CDLL | Unavailable:
     """Return the library, or why there is none: every layer of a model asks, and building takes seconds."""
     try:
-        return _load(*_cached())
+        return _load(*cached())
     except Unavailable as reason:
         return reason
 
@@ -147,8 +147,10 @@ def _load(compiler: str, path: Path) -> ctypes.CDLL:
         raise Unavailable(f"{path} cannot be loaded: {error}") from error
 
 
-def _cached() -> tuple[str, Path]:
-    """Return the compiler, and where the library for this source, compiler and processor is kept."""
+def cached() -> tuple[str, Path]:
+    """Return the compiler, and where the library for this source, compiler and processor is kept. Raises
+    Unavailable.
+    """
     compiler = _compiler()
     version = _output([compiler, "--version"])
     sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("*.[ch]*"))]
