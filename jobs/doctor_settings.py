@@ -62,9 +62,8 @@ def _ending(settings: Settings) -> Iterator[Finding]:
 
 def _models(settings: Settings) -> Iterator[Finding]:
     if not settings.models:
-        yield _look.warning(
-            "models", "none", "Nothing can be run: set LONGHAUL_MODELS, or 'longhaul up --model'."
-        )
+        state = _look.warning if "LONGHAUL_MODELS" in os.environ else _look.unchecked
+        yield state("models", "LONGHAUL_MODELS names none", "Set it on machines that run servers.")
         return
     try:
         served = ", ".join(settings.served) or "none, steps of jobs alone"

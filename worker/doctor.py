@@ -12,7 +12,7 @@ from jobs.settings import Settings
 
 
 def findings(settings: Settings, fetches: bool) -> Iterator[Finding]:
-    """Yield what can be said of devices and models, what is quick first. `fetches`: a worker may use a hub."""
+    """Yield what can be said of devices and models; `fetches`: a worker may use a hub."""
     try:
         from worker import doctor_devices, doctor_models
     except Exception as error:  # a torch that was built for something else fails in any way

@@ -43,7 +43,7 @@ def check(name: str, model: ModelSettings, settings: Settings, fetches: bool) ->
 
 
 def located(model: ModelSettings) -> Path | str | None:
-    """Return where the model's files lie, None if they are to be fetched, or what is wrong with the source."""
+    """Return where the model's files lie, None if they are to be fetched, or what is wrong with it."""
     try:
         location, options = tokens.locate(model)
     except OSError as error:

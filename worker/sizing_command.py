@@ -101,7 +101,7 @@ def size(
 
 
 def footprint_of(model: str, settings: Settings, dtype: str | None, parallel: int) -> "Footprint":
-    """Return what a model needs, by its config; `model` as the command takes it. Raises errors.ModelUnavailable.
+    """Return what a model needs, by its config; raises errors.ModelUnavailable.
 
     Everything that takes long to import is imported here.
     """
