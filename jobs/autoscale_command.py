@@ -34,7 +34,7 @@ def _ids(text: str) -> list[str]:
     return found
 
 
-@click.command("autoscale")
+@click.command("autoscale", short_help="Start and stop workers here as work comes and goes.")
 @click.option(
     "--min",
     "least",

@@ -12,6 +12,7 @@ from jobs import (
     autoscale_command,
     client,
     commands,
+    completion,
     doctor,
     errors,
     key_commands,
@@ -68,6 +69,8 @@ class Commands(click.Group):
         try:
             return name, _plugins()[name].load(), rest
         except ModuleNotFoundError as error:
+            if ctx.resilient_parsing:  # Tab was pressed
+                return name, command, rest
             raise MissingExtra(command=name, module=error.name) from None
 
     def invoke(self, ctx: click.Context) -> object:
@@ -98,6 +101,7 @@ class Commands(click.Group):
         autoscale_command.command,
         top.top,
         doctor.doctor,
+        completion.completion,
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -124,12 +128,13 @@ def main() -> None:
       130  interrupted by Ctrl-C
 
     \b
-    Completion: eval "$(_LONGHAUL_COMPLETE=bash_source longhaul)"   (or zsh_source, fish_source)
+    longhaul doctor            says what is wrong, and what to do about it
+    longhaul completion bash   makes the shell complete commands and ids of jobs (zsh and fish, too)
     """
     log.setup_command()
 
 
-@main.command()
+@main.command(short_help="Start everything on this machine.")
 @click.option(
     "models",
     "--model",
@@ -202,7 +207,7 @@ def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path 
         click.echo("Stopping ...", err=True)
 
 
-@main.command("recover")
+@main.command("recover", short_help="Bring unfinished jobs back into a Redis that lost them.")
 def recover_jobs() -> None:
     """Bring unfinished jobs back into a Redis that lost them; print their ids.
 

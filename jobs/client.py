@@ -11,6 +11,7 @@ from pydantic import ConfigDict, ValidationError
 
 from jobs import errors, schema
 
+DEFAULT_URL = "http://127.0.0.1:8000"
 TERMINAL = frozenset({"completed", "failed", "expired", "cancelled"})
 _TRY_AGAIN = frozenset({429, 502, 503, 504})
 _FULL, _RATE = "quota_exceeded", "rate_limit_exceeded"

@@ -30,7 +30,7 @@ _MARKS = {"ok": "ok", "warning": "warning", "wrong": "WRONG", "unchecked": "not 
 _COLOURS = {"ok": "green", "warning": "yellow", "wrong": "red", "unchecked": "cyan"}
 
 
-@click.command()
+@click.command(short_help="Check all that Longhaul stands on; say what to do.")
 @click.option(
     "directory",
     "--dir",

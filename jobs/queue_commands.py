@@ -5,7 +5,7 @@ import click
 from jobs import ledger_scripts, settings
 
 
-@click.command("queue-keys")
+@click.command("queue-keys", short_help="Print the Redis keys that autoscalers look at.")
 def queue_keys() -> None:
     """Print the Redis keys whose sizes are the depth: one hash of open steps of jobs, and one for each model.
 

@@ -345,7 +345,6 @@ def test_the_output_may_lie_in_a_directory_that_is_not_there_yet(run: Running, t
         "done",
         "done.errors.jsonl",
         "done.longhaul",
-        "done.longhaul.lock",
         "done.metrics.jsonl",
         "done.summary.json",
     ]
