@@ -1,6 +1,7 @@
 """The `longhaul` command: its group, how errors become exit codes, and commands that other packages add."""
 
 import contextlib
+import errno
 import os
 import sys
 from importlib import metadata
@@ -35,6 +36,21 @@ _PLUGIN_HELP = {
 
 class MissingExtra(errors.LonghaulError):
     """'longhaul {command}' needs the module {module!r}. Install it: pip install 'longhaul[worker]'"""
+
+
+class SystemRefused(errors.LonghaulError):
+    """{what}: {reason}.{advice}"""
+
+    def __init__(self, error: OSError) -> None:
+        advice = {
+            errno.ENOSPC: " Make room on this disk.",
+            errno.EDQUOT: " Make room: the quota of this user is used up.",
+            errno.EACCES: " Let this user write there, or name another place.",
+            errno.EROFS: " Name another place.",
+            errno.EMFILE: " Raise the limit of open files: ulimit -n 65536",
+        }.get(error.errno or 0, "")
+        what = error.filename or "The system refuses"
+        super().__init__(what=what, reason=error.strerror or error, advice=advice)
 
 
 class Failure(click.ClickException):
@@ -80,6 +96,10 @@ class Commands(click.Group):
             raise Unreachable(str(error)) from None
         except errors.LonghaulError as error:
             raise Failure(errors.advised(error, "Check --model.")) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # whoever reads has gone: click knows what to do
+                raise
+            raise Failure(str(SystemRefused(error))) from None
         except ModuleNotFoundError as error:
             if ctx.invoked_subcommand not in _plugins():
                 raise
@@ -185,7 +205,7 @@ def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path 
     longhaul up --model a=org/a --model b=org/b --workers 0          # and in another shell:
     set -a; . .longhaul/environment; set +a; longhaul autoscale --max 2
     """
-    from jobs import stack
+    from jobs import servers, stack
 
     if not models and "LONGHAUL_MODELS" not in os.environ:
         raise click.UsageError("Name at least one model: --model NAME=SOURCE (or set LONGHAUL_MODELS).")
@@ -194,6 +214,8 @@ def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path 
         raise click.UsageError("--chat-template goes with --model; in LONGHAUL_MODELS it is a field.")
     if models and "LONGHAUL_MODELS" in os.environ:
         click.echo("longhaul: --model is given, so LONGHAUL_MODELS is not used.", err=True)
+    if port and not servers.is_free(port):
+        raise errors.LonghaulError(f"Port {port} is taken: stop what listens there, or give another --port.")
     served = {name: {"source": source} | own for name, source in map(_model, models)} or None
     configured = settings.Settings.load(**({"models": served} if served else {}))
     if configured.model is not None:

@@ -25,6 +25,7 @@ _ADVICE = {
     401: " Set --api-key or LONGHAUL_API_KEY.",
     404: " 'longhaul list' shows the jobs there are.",
 }
+_OTHER_SERVER = " Check --url or LONGHAUL_API_URL."
 
 
 class ServerUnreachable(errors.LonghaulError):
@@ -40,7 +41,8 @@ class ServerRefused(errors.LonghaulError):
 
     def __init__(self, message: str, status: int) -> None:
         self.status = status
-        super().__init__(message, advice=_ADVICE.get(status, ""))
+        advice = _OTHER_SERVER if message.startswith("No such path") else _ADVICE.get(status, "")
+        super().__init__(message, advice=advice)
 
 
 class Batch(schema.Batch):

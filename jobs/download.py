@@ -22,6 +22,10 @@ class NotFinished(errors.LonghaulError):
     Wait with 'longhaul watch {job}', or take what is finished with 'longhaul results {job} --follow'."""
 
 
+class NoFile(errors.InvalidRequest):
+    """{path} is no file that can be written: without -o lines go to standard output."""
+
+
 def targets(job_id: str, place: str | None, only_errors: bool) -> Targets:
     """Return where lines go: a directory takes both kinds, a file or standard output one of them."""
     kinds = ("errors",) if only_errors else KINDS
@@ -30,6 +34,8 @@ def targets(job_id: str, place: str | None, only_errors: bool) -> Targets:
     path = Path(place)
     if place.endswith(os.sep) or path.is_dir():
         return {kind: path / f"{job_id}_{kind}.jsonl" for kind in kinds}
+    if path.exists() and not path.is_file():  # it would be replaced: root can do that to /dev/null
+        raise NoFile(path=path)
     return {kinds[0]: path}
 
 

@@ -104,9 +104,12 @@ def _tidily(
     try:
         job = OfflineJob(source, output, served, served_name, settings)
         return job.run(progress.view(as_json=False))
-    except (errors.LonghaulError, OSError):
+    except (errors.LonghaulError, OSError) as error:
         if not found and (job is None or not job.began):
             shutil.rmtree(directory, ignore_errors=True)
+        if isinstance(error, errors.StoreUnreachable):
+            advice = "Make room, or give another -o; the same command goes on from here."
+            raise errors.LonghaulError(f"{directory}: {error.values['reason']}. {advice}") from error
         raise
 
 
@@ -126,6 +129,8 @@ def _refuse_own_input(source: Path, output: Path) -> None:
     for written in (output, *(beside(output, kind) for kind in KINDS)):
         if written.resolve() == source.resolve():
             raise click.UsageError(f"The run would write over its own input {source}. Give another -o.")
+        if written.exists() and not written.is_file():  # it would be replaced: root can do that to /dev/null
+            raise click.UsageError(f"{written} is no file. Give another -o.")
 
 
 @contextmanager
