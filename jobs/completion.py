@@ -18,7 +18,7 @@ _LINES = {
 _FILES = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/completions/longhaul.fish"}
 
 
-@click.command()
+@click.command(short_help="Print the line that turns completion on.")
 @click.argument("shell", type=click.Choice(list(_LINES)))
 def completion(shell: str) -> None:
     """Print the line that makes SHELL complete commands, options and ids of jobs.
