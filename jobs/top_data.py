@@ -34,6 +34,8 @@ class Snapshot:
     more: bool
     queue: dict[str, Any]
     workers: list[dict[str, Any]] | None
+    after: str | None = None
+    """The job behind which the first one comes."""
 
     def json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -55,7 +57,7 @@ class Reader:
         shown = batches[:most_jobs]
         self._paces = {one.id: self._paces.get(one.id) or progress.Pace() for one in shown}
         rows = [self._row(one, now) for one in shown]
-        return Snapshot(now, rows, len(batches) > most_jobs, queue, workers)
+        return Snapshot(now, rows, len(batches) > most_jobs, queue, workers, after)
 
     def _workers(self) -> list[dict[str, Any]] | None:
         try:

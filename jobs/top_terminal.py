@@ -63,7 +63,7 @@ class Feed:
                 self.snapshot = self._reader.read(*self._wanted)
                 self.problem = None
             except client.ServerUnreachable as error:
-                self.problem = f"{error} Trying again."
+                self.problem = f"Trying again: {error.values['reason']} ({error.values['url']})"
             except errors.LonghaulError as error:
                 self.failed = error
             self._asked.wait(self._interval)

@@ -68,13 +68,21 @@ def scrolled(view: View, by: int, snapshot: Snapshot, lines: int) -> View:
     if view.focus == "jobs":
         if by < 0:
             return replace(view, above=view.above[:by])
-        behind = len(snapshot.jobs) - room.jobs + (1 if snapshot.more else 0)
-        passed = snapshot.jobs[: max(0, min(by, behind))]
+        rows = page(snapshot, view)
+        passed = rows[: max(0, min(by, len(rows) - (1 if snapshot.more else room.jobs)))]
         return replace(view, above=(*view.above, *(row.id for row in passed)))
     count = len(snapshot.queue["models"] if view.focus == "queue" else snapshot.workers or ())
     last = max(0, count - getattr(room, view.focus))
     place = max(0, min(view.moved.get(view.focus, 0) + by, last))
     return replace(view, moved={**view.moved, view.focus: place})
+
+
+def page(snapshot: Snapshot, view: View) -> list[Row]:
+    """Return the jobs from where the reader is on, as far as this snapshot has them; it may be of before."""
+    if snapshot.after == view.after:
+        return snapshot.jobs
+    names = [row.id for row in snapshot.jobs]
+    return snapshot.jobs[names.index(view.after) + 1 :] if view.after in names else []
 
 
 def focused(view: View) -> View:
@@ -86,7 +94,8 @@ def screen(snapshot: Snapshot, view: View, url: str, problem: str | None, size: 
     """Return all that is drawn on a terminal of `size` (columns, lines)."""
     width, lines = size
     room = heights(snapshot, lines)
-    jobs = jobs_table(snapshot.jobs[: room.jobs], width)
+    rows = page(snapshot, view) or snapshot.jobs  # those of before, until the server has answered
+    jobs = jobs_table(rows[: room.jobs], width)
     queue = queue_table(_part(snapshot.queue["models"], view.moved.get("queue", 0), room.queue))
     workers = workers_table(
         None
@@ -94,9 +103,9 @@ def screen(snapshot: Snapshot, view: View, url: str, problem: str | None, size: 
         else _part(snapshot.workers, view.moved.get("workers", 0), room.workers),
         width,
     )
-    taken = max(1, len(snapshot.jobs[: room.jobs])) + room.queue + room.workers
-    filling = [""] * (max(3, lines - 7) - taken)
-    blocks = [head(snapshot, view, url), jobs, "", queue, "", workers, *filling, foot(view, problem)]
+    blocks = [head(snapshot, view, url), jobs, "", queue, "", workers]
+    taken = sum(block.row_count + 1 if isinstance(block, table.Table) else 1 for block in blocks)
+    blocks += [*[""] * (lines - taken - 1), foot(view, problem)]
     return console.Group(*(_one_line(block) if isinstance(block, text.Text) else block for block in blocks))
 
 
