@@ -31,8 +31,8 @@ def check(seconds: float, environment: Mapping[str, str]) -> Iterator[Finding]:
     )
     late = threading.Timer(seconds, child.kill)
     late.start()
+    assert child.stdout is not None
     try:
-        assert child.stdout is not None
         for line in child.stdout:
             if line.startswith(b"{"):  # a library may print, too
                 yield Finding(**orjson.loads(line))
@@ -40,6 +40,7 @@ def check(seconds: float, environment: Mapping[str, str]) -> Iterator[Finding]:
     finally:
         late.cancel()
         child.kill()
+        child.stdout.close()
         child.wait()
     if code:
         said = f"the check of models and devices ended with {code}" + (" (killed)" if code == -9 else "")

@@ -48,14 +48,13 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def _unreachable(url: str, error: redis.RedisError) -> Finding:
-    if "LONGHAUL_REDIS_URL" not in os.environ and isinstance(error, redis.ConnectionError):
+    answered = isinstance(error, redis.AuthenticationError | redis.BusyLoadingError)
+    if "LONGHAUL_REDIS_URL" not in os.environ and not answered:
         said = f"LONGHAUL_REDIS_URL is not set, and none answers at {url}"
         return _look.unchecked("reachable", said, "Set it on machines that run servers, or say --dir.")
     # Subclasses first: a wrong password is a connection error to this client.
     kinds = sorted(_ADVICE, key=lambda kind: -len(kind.__mro__))
     advice = next((_ADVICE[kind] for kind in kinds if isinstance(error, kind)), "See the message.")
-    if "auth" in str(error).lower() or "WRONGPASS" in str(error):
-        advice = _ADVICE[redis.AuthenticationError]
     return _look.wrong("reachable", f"{url}: {error}", advice)
 
 

@@ -50,7 +50,8 @@ def _used(opened: store.ObjectStore, key: str) -> Iterator[Finding]:
     try:
         opened.put(key, b"doctor")
         step = "read"
-        whole = opened.get(key) == b"doctor" and opened.open(key, 3).read() == b"tor"
+        with opened.open(key, 3) as end:
+            whole = opened.get(key) == b"doctor" and end.read() == b"tor"
         step = "list"
         listed = [found.key for found in opened.list(key)] == [key]
         step = "write in parts"

@@ -104,7 +104,7 @@ def _weights_fault(path: Path) -> tuple[str, str] | None:
     try:
         with path.open("rb") as file:
             first = file.read(8)
-            if _POINTER.startswith(first):
+            if first and _POINTER.startswith(first):
                 return f"{path.name} is a pointer of git-lfs", "Fetch the file itself: git lfs pull"
             size = int.from_bytes(first, "little")
             if size > path.stat().st_size:
