@@ -148,8 +148,8 @@ def main() -> None:
       130  interrupted by Ctrl-C
 
     \b
-    longhaul doctor            says what is wrong, and what to do about it
-    longhaul completion bash   makes the shell complete commands and ids of jobs (zsh and fish, too)
+    longhaul doctor                          # says what is wrong, and what to do about it
+    longhaul completion bash >> ~/.bashrc    # has Tab complete commands and ids of jobs; zsh and fish, too
     """
     log.setup_command()
 

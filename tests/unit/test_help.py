@@ -1,7 +1,7 @@
 """What a new user meets: every command's help, its examples, and what mistakes are answered with."""
 
 import errno
-import shlex
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,6 @@ NO_TABLE = {
     *("completion", "keys create", "keys revoke", "quantize", "up"),
     *("queue-keys", "recover"),  # names alone, one a line
 }
-_ENDS = ("|", ">", ">>", "&&", ";")
 
 
 def _leaves(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command]]:
@@ -33,26 +32,10 @@ def _leaves(group: click.Group, context: click.Context) -> Iterator[tuple[str, c
 COMMANDS = dict(_leaves(cli.main, click.Context(cli.main, info_name="longhaul")))
 
 
-def _examples(name: str, command: click.Command) -> list[list[str]]:
-    """Return the arguments that the help of a command shows it with."""
-    found = []
-    for row in (command.help or "").splitlines():
-        before, called, after = row.partition(f"longhaul {name}")
-        if called and not before.endswith("'"):  # else it is spoken of
-            words = shlex.split(after, comments=True)
-            ends = [place for place, word in enumerate(words) if word in _ENDS or word.endswith((";", ")"))]
-            found.append(words[: min(ends, default=len(words))])
-    return found
-
-
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_has_examples_whose_options_there_are(name: str) -> None:
-    command = COMMANDS[name]
-    examples = _examples(name, command)
-    assert examples, f"the help of {name} has no example"
-    for arguments in examples:
-        context = click.Context(command, info_name=name)
-        command.make_parser(context).parse_args(list(arguments))  # raises NoSuchOption
+def test_help_has_an_example(name: str) -> None:  # test_documents tries them
+    told = COMMANDS[name].help or ""
+    assert re.search(rf"^(.*[ (])?longhaul {name}\b", told, re.MULTILINE), told
 
 
 @pytest.mark.parametrize("name", COMMANDS)
