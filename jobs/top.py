@@ -20,7 +20,7 @@ _WIDTH_ELSEWHERE = 160
     type=click.FloatRange(min=0.1),
     default=1.0,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two looks; more where the server is slow.",
 )
 @click.option("--once", is_flag=True, help="Print one table and end.")
 @commands.talks_to_server

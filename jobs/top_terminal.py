@@ -6,6 +6,7 @@ import signal
 import sys
 import termios
 import threading
+import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from rich import console, live, text
 from jobs import client, errors, top_data, top_view
 
 _TICK_SECONDS = 0.1
+_REST = 4.0
+"""So many times as long as an answer took the next question waits."""
 _KEYS = {
     b"q": "quit",
     b"Q": "quit",
@@ -59,6 +62,7 @@ class Feed:
 
     def _run(self) -> None:
         while self.failed is None:
+            began = time.monotonic()
             try:
                 self.snapshot = self._reader.read(*self._wanted)
                 self.problem = None
@@ -66,7 +70,8 @@ class Feed:
                 self.problem = f"Trying again: {error.values['reason']} ({error.values['url']})"
             except errors.LonghaulError as error:
                 self.failed = error
-            self._asked.wait(self._interval)
+            # A server that has much to look through is asked less often.
+            self._asked.wait(max(self._interval, _REST * (time.monotonic() - began)))
             self._asked.clear()
 
 

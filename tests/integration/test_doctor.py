@@ -105,6 +105,7 @@ def test_a_process_that_hangs_is_killed_and_what_it_found_is_kept(
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.long
 def test_the_command_ends_by_itself_where_nothing_answers(tmp_path: Path, free_port: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "from jobs.entry import main; main()", "doctor", "--json"],
