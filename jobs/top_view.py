@@ -116,10 +116,10 @@ def head(snapshot: Snapshot, view: View, url: str) -> text.Text:
     rate = sum(worker["output_tokens_per_second"] for worker in workers)
     facts = f"{queued:,} queued, {leased:,} leased"
     if snapshot.queue["control"]:
-        facts += f", {snapshot.queue['control']:,} steps of jobs open"
+        facts += f", {snapshot.queue['control']:,} steps of jobs"
     facts += f"; {len(workers):,} workers, {rate:,.0f} tokens/s"
     place = f"   jobs from {len(view.above) + 1:,}" if view.above else ""
-    return text.Text.assemble(("longhaul top ", "bold"), printable(url), "   ", facts, place)
+    return text.Text.assemble(("longhaul top   ", "bold"), facts, place, "   ", printable(url))
 
 
 def foot(view: View, problem: str | None) -> text.Text:

@@ -56,7 +56,7 @@ def test_everything_is_shown_on_a_wide_terminal() -> None:
     lines = "\n".join(drawn(snapshot()))
     for words in (
         *("batch_00000000000000000000000001", "in_progress", "1,234/50,000", "12.3", "2,346", "1h01m"),
-        *("1,100 queued, 64 leased, 1 steps of jobs open; 1 workers, 56 tokens/s", "≤128 1,000  ≤512 100"),
+        *("1,100 queued, 64 leased, 1 steps of jobs; 1 workers, 56 tokens/s", "≤128 1,000  ≤512 100"),
         *("host-0", "5/64", "55.5", "40%", "q quit"),
     ):
         assert words in lines
