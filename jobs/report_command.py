@@ -11,7 +11,7 @@ from jobs import commands, download, errors
 from jobs.report import charts, draw, page, sources
 
 
-@click.command()
+@click.command(short_help="Draw what a finished job did, as a page or pictures.")
 @click.argument("subject", metavar="ID|OUT")
 @click.option(
     "output", "-o", "--output", metavar="FILE", help="Where the page goes.  [default: NAME.report.html here]"

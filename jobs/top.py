@@ -72,3 +72,5 @@ def _print(snapshot: top_data.Snapshot, url: str) -> None:
     )
     for part in parts:
         printed.print(part)
+    if why := top_view.standing(snapshot.jobs):
+        printed.print(f"\n{top_view.printable(why)}", markup=False)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jobs import client, progress
+from jobs import client, progress, standstill
 
 _ENDS = ("completed_at", "failed_at", "expired_at", "cancelled_at")
 
@@ -23,6 +23,8 @@ class Row:
     requests_per_second: float
     output_tokens_per_second: float
     seconds_left: float | None
+    standstill: str | None = None
+    """Why it does not move, as far as the queue tells."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,12 @@ class Reader:
     def read(self, most_jobs: int, after: str | None = None) -> Snapshot:
         """Return up to `most_jobs` jobs from behind the job `after`, the queue, and the workers."""
         batches = self._api.batches(most_jobs + 1, after)
-        queue = self._api.get("/v1/queue")
+        queue = self._api.queue()
         workers, now = self._workers(), self._clock()
         shown = batches[:most_jobs]
         self._paces = {one.id: self._paces.get(one.id) or progress.Pace() for one in shown}
-        rows = [self._row(one, now) for one in shown]
+        view = standstill.QueueView.model_validate(queue)
+        rows = [self._row(one, now, standstill.why(one, view)) for one in shown]
         return Snapshot(now, rows, len(batches) > most_jobs, queue, workers, after)
 
     def _workers(self) -> list[dict[str, Any]] | None:
@@ -67,7 +70,7 @@ class Reader:
                 raise
             return None
 
-    def _row(self, batch: client.Batch, now: float) -> Row:
+    def _row(self, batch: client.Batch, now: float, why: str | None) -> Row:
         pace, left = self._paces[batch.id], batch.request_counts.total - batch.done
         if batch.status == "in_progress":
             pace.add(now, batch.done, batch.usage.output_tokens)
@@ -86,6 +89,7 @@ class Reader:
             round(rate, 3),
             round(tokens, 3),
             round(left / rate, 1) if runs else None,
+            why,
         )
 
 

@@ -105,7 +105,7 @@ def screen(snapshot: Snapshot, view: View, url: str, problem: str | None, size: 
     )
     blocks = [head(snapshot, view, url), jobs, "", queue, "", workers]
     taken = sum(block.row_count + 1 if isinstance(block, table.Table) else 1 for block in blocks)
-    blocks += [*[""] * (lines - taken - 1), foot(view, problem)]
+    blocks += [*[""] * (lines - taken - 1), foot(view, problem or standing(rows))]
     return console.Group(*(_one_line(block) if isinstance(block, text.Text) else block for block in blocks))
 
 
@@ -122,8 +122,13 @@ def head(snapshot: Snapshot, view: View, url: str) -> text.Text:
     return text.Text.assemble(("longhaul top   ", "bold"), facts, place, "   ", printable(url))
 
 
+def standing(rows: Sequence[Row]) -> str | None:
+    """Return which of the jobs does not move, and why: the first of them."""
+    return next((f"{row.id}: {row.standstill}" for row in rows if row.standstill), None)
+
+
 def foot(view: View, problem: str | None) -> text.Text:
-    """Return the last line: what is wrong, else the keys."""
+    """Return the last line: what is wrong, or stands still, else the keys."""
     if problem:
         return text.Text(printable(problem), style="bold red")
     return text.Text(f"{HELP} (now {view.focus})", style="dim")

@@ -8,7 +8,7 @@ import pytest
 from jobs import client, top_data
 from tests.unit.test_client import batch
 
-QUEUE = {"object": "queue", "models": [], "control": 0}
+QUEUE: dict[str, Any] = {"object": "queue", "models": [], "control": 0}
 
 
 class Api:
@@ -17,6 +17,7 @@ class Api:
     def __init__(self, *jobs: dict[str, Any]) -> None:
         self.jobs, self.asked = list(jobs), list[str]()
         self.workers: httpx.Response | None = None
+        self.queue: dict[str, Any] = QUEUE
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         self.asked.append(request.url.raw_path.decode())
@@ -31,7 +32,7 @@ class Api:
                     200, json={"data": page, "has_more": more, "last_id": page[-1]["id"] if page else None}
                 )
             case ["queue"]:
-                return httpx.Response(200, json=QUEUE)
+                return httpx.Response(200, json=self.queue)
         return self.workers or httpx.Response(200, json={"data": [], "api_version": "1"})
 
 
@@ -89,6 +90,13 @@ def test_an_older_server_tells_nothing_of_workers() -> None:
     api = Api()
     api.workers = httpx.Response(404, json={"error": {"message": "No such path", "code": "not_found"}})
     assert reader(api, 1).read(1).workers is None
+
+
+def test_a_job_that_nobody_runs_says_so() -> None:
+    api = Api(running("batch_1", 1), batch(id="batch_2", status="completed"))
+    api.queue = QUEUE | {"workers": 0}
+    first, second = reader(api, 110).read(10).jobs
+    assert (first.standstill, second.standstill) == ("no worker is there", None)
 
 
 def test_a_wrong_key_is_an_error() -> None:

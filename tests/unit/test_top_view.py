@@ -88,6 +88,11 @@ def test_a_problem_is_on_the_last_line_and_the_rest_stays() -> None:
     assert "batch_00" in "\n".join(lines)
 
 
+def test_a_job_that_stands_still_says_why_on_the_last_line() -> None:
+    shown = replace(snapshot(), jobs=[row(), row(1, standstill="no worker runs smol: disk full")])
+    assert drawn(shown)[-1].endswith("1: no worker runs smol: disk full")
+
+
 def test_a_hostile_name_moves_no_cursor() -> None:
     shown = replace(snapshot(), jobs=[row(model="\x1b[2J\x07[red]x")], workers=[worker(id="a\x1b]0;b\x07")])
     lines = "\n".join(drawn(shown, (200, 24)))
