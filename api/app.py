@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import batches, files, limits, metrics, queue, results, status, upload
+from api import batches, files, limits, metrics, queue, results, status, upload, workers
 from api import errors as shapes
 from api.context import Context
 from api.reaper import Reaper
@@ -29,7 +29,7 @@ unchanged.
 
 Every error has one shape: `{"error": {"message", "type", "param", "code"}}`.
 """
-ROUTERS = (files.router, batches.router, results.router, queue.router, status.router)
+ROUTERS = (files.router, batches.router, results.router, queue.router, workers.router, status.router)
 
 
 def create_app(settings: Settings, context: Context | None = None) -> FastAPI:

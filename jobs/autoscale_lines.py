@@ -1,8 +1,23 @@
 """What `longhaul autoscale` says: events, and how a person reads them."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from jobs.slots import End, Slot
+
+
+@dataclass(frozen=True)
+class Change:
+    """Why a model (None: control alone) is to have more or fewer workers, besides `others` elsewhere."""
+
+    model: str | None
+    others: int
+    reason: str
+
+    def told(self, have: int, count: int) -> dict[str, Any]:
+        """Return the facts of the event."""
+        facts = {"model": self.model, "from": have, "to": count}
+        return facts | {"others": self.others, "reason": self.reason}
 
 
 def told(slot: Slot, end: End) -> tuple[str, dict[str, Any]]:
@@ -22,11 +37,25 @@ def line(event: str, facts: dict[str, Any]) -> str:
     slot = facts.get("slot")
     if event in ("scale", "would_scale"):
         would = "would be " if event == "would_scale" else ""
-        return f"{model}: {would}{facts['from']} -> {facts['to']} workers: {facts['reason']}"
+        besides = f" besides {others} that others started" if (others := facts["others"]) else ""
+        return f"{model}: {would}{facts['from']} -> {facts['to']} workers{besides}: {facts['reason']}"
+    if event == "watching":
+        return _watching(facts)
+    if event == "stopped":
+        if not facts["workers"]:
+            return "stopped: no worker ran"
+        return f"stopped: {_count(facts['workers'], 'worker')} ended, " + (
+            f"{_count(facts['given_back'], 'request')} given back"
+        )
+    if event == "unit_fails":
+        times = f"has failed {facts['failures']} times" if facts["failures"] > 1 else "failed"
+        return f"{facts['job']}: its step {facts['unit']!r} {times} and is tried again: {facts['reason']}"
     words = {
         "start": "{slot}: starting a worker of {model} (pid {pid})",
-        "serving": "{slot}: serving {model} after {seconds} s",
+        "serving": "{slot}: serving {model} after {seconds} s{at}",
+        "not_loaded": "{model} is not loaded by a worker that should: {reason}",
         "retire": "{slot}: the worker of {model} is to end when what it holds ({held} requests) is done",
+        "hung": "{slot}: the worker of {model} has been {reason} for {seconds} s; it is killed",
         "ended": "{slot}: the worker of {model} has ended",
         "crashed": "{slot}: the worker of {model} ended with exit status {status}; another may start in"
         " {pause_seconds:.0f} s. Its last lines:\n{tail}",
@@ -34,6 +63,21 @@ def line(event: str, facts: dict[str, Any]) -> str:
         " {status}. Its last lines:\n{tail}",
         "redis_away": "Redis does not answer: {reason}",
         "redis_back": "Redis answers again",
-        "stopping": "stopping {workers} workers: {reason}",
+        "stopping": "stopping {count}: {reason}",
     }
-    return words[event].format(**facts | {"model": model, "slot": slot})
+    at = f"; metrics at {facts['metrics']}" if facts.get("metrics") else ""
+    more = {"model": model, "slot": slot, "at": at, "count": _count(facts.get("workers", 0), "worker")}
+    return words[event].format(**facts | more)
+
+
+def _watching(facts: dict[str, Any]) -> str:
+    would = "looking, and starting nothing" if facts["dry_run"] else "scaling"
+    models = ", ".join(facts["models"]) or "control alone"
+    line = f"{would}: {models}; {facts['min']} to {facts['max']} workers on {', '.join(facts['slots'])}"
+    if facts["not_scaled"]:
+        line += f"; not scaled here: {', '.join(facts['not_scaled'])} (LONGHAUL_MODEL)"
+    return line
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")

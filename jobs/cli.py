@@ -1,6 +1,7 @@
 """The `longhaul` command: its group, how errors become exit codes, and commands that other packages add."""
 
 import contextlib
+import errno
 import os
 import sys
 from importlib import metadata
@@ -12,11 +13,16 @@ from jobs import (
     autoscale_command,
     client,
     commands,
+    completion,
+    doctor,
     errors,
     key_commands,
+    log,
     queue_commands,
+    report_command,
     retention_commands,
     settings,
+    top,
 )
 from jobs.dataset import command as dataset_command
 
@@ -31,6 +37,21 @@ _PLUGIN_HELP = {
 
 class MissingExtra(errors.LonghaulError):
     """'longhaul {command}' needs the module {module!r}. Install it: pip install 'longhaul[worker]'"""
+
+
+class SystemRefused(errors.LonghaulError):
+    """{what}: {reason}.{advice}"""
+
+    def __init__(self, error: OSError) -> None:
+        advice = {
+            errno.ENOSPC: " Make room on this disk.",
+            errno.EDQUOT: " Make room: the quota of this user is used up.",
+            errno.EACCES: " Let this user write there, or name another place.",
+            errno.EROFS: " Name another place.",
+            errno.EMFILE: " Raise the limit of open files: ulimit -n 65536",
+        }.get(error.errno or 0, "")
+        what = error.filename or "The system refuses"
+        super().__init__(what=what, reason=error.strerror or error, advice=advice)
 
 
 class Failure(click.ClickException):
@@ -65,6 +86,8 @@ class Commands(click.Group):
         try:
             return name, _plugins()[name].load(), rest
         except ModuleNotFoundError as error:
+            if ctx.resilient_parsing:  # Tab was pressed
+                return name, command, rest
             raise MissingExtra(command=name, module=error.name) from None
 
     def invoke(self, ctx: click.Context) -> object:
@@ -73,7 +96,11 @@ class Commands(click.Group):
         except client.ServerUnreachable as error:
             raise Unreachable(str(error)) from None
         except errors.LonghaulError as error:
-            raise Failure(str(error)) from None
+            raise Failure(errors.advised(error, "Check --model.")) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # whoever reads has gone: click knows what to do
+                raise
+            raise Failure(str(SystemRefused(error))) from None
         except ModuleNotFoundError as error:
             if ctx.invoked_subcommand not in _plugins():
                 raise
@@ -89,10 +116,14 @@ class Commands(click.Group):
     commands=[
         *commands.CLIENT,
         *retention_commands.COMMANDS,
+        report_command.report,
         key_commands.keys,
         queue_commands.queue_keys,
         autoscale_command.command,
         dataset_command.generate,
+        top.top,
+        doctor.doctor,
+        completion.completion,
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -119,17 +150,20 @@ def main() -> None:
       130  interrupted by Ctrl-C
 
     \b
-    Completion: eval "$(_LONGHAUL_COMPLETE=bash_source longhaul)"   (or zsh_source, fish_source)
+    longhaul doctor                          # says what is wrong, and what to do about it
+    longhaul completion bash >> ~/.bashrc    # has Tab complete commands and ids of jobs; zsh and fish, too
     """
+    log.setup_command()
 
 
-@main.command()
+@main.command(short_help="Start everything on this machine.")
 @click.option(
     "models",
     "--model",
     metavar="NAME=SOURCE",
     multiple=True,
-    help="Serve a model: a hub id, a local directory or a GGUF file. Repeatable; workers run the first one.",
+    help="Serve a model: a hub id, a local directory or a GGUF file. Repeatable; a worker then takes turns"
+    " over all of them.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="[default: 8000, or a free one]")
 @click.option(
@@ -147,20 +181,33 @@ def main() -> None:
     metavar="FILE",
     help="A Jinja file to render chats with instead of the models' own templates.",
 )
-@click.option("--workers", type=click.IntRange(min=0), default=1, show_default=True)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="How many workers; each runs all models by turns, or LONGHAUL_MODEL. 0: others start them, such as"
+    " 'longhaul autoscale'.",
+)
 def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path | None, workers: int) -> None:
     """Start everything on this machine: Redis, an S3 store, the API and workers.
 
     Nothing needs to be installed or configured by hand. Data and logs lie in --dir; the next start finds them
     again and goes on with unfinished jobs. Ctrl-C stops all of it (exit code 0). It listens on this machine
     only, and asks for no API key until there is one ('longhaul keys create'). More about a model than
-    where it comes from (docs/settings.md) goes into LONGHAUL_MODELS, without --model.
+    where it comes from (docs/settings.md) goes into LONGHAUL_MODELS, without --model. While it runs, the
+    file 'environment' in --dir has the settings that other commands need.
 
     \b
     longhaul up --model smol=HuggingFaceTB/SmolLM2-135M-Instruct
     longhaul up --model llama=/models/llama-3.gguf --workers 2 --port 8080
+    LONGHAUL_MODEL=a longhaul up --model a=org/a --model b=org/b     # its workers run a alone
+
+    \b
+    longhaul up --model a=org/a --model b=org/b --workers 0          # and in another shell:
+    set -a; . .longhaul/environment; set +a; longhaul autoscale --max 2
     """
-    from jobs import stack
+    from jobs import servers, stack
 
     if not models and "LONGHAUL_MODELS" not in os.environ:
         raise click.UsageError("Name at least one model: --model NAME=SOURCE (or set LONGHAUL_MODELS).")
@@ -169,10 +216,12 @@ def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path 
         raise click.UsageError("--chat-template goes with --model; in LONGHAUL_MODELS it is a field.")
     if models and "LONGHAUL_MODELS" in os.environ:
         click.echo("longhaul: --model is given, so LONGHAUL_MODELS is not used.", err=True)
+    if port and not servers.is_free(port):
+        raise errors.LonghaulError(f"Port {port} is taken: stop what listens there, or give another --port.")
     served = {name: {"source": source} | own for name, source in map(_model, models)} or None
-    settings.Settings.load(
-        **({"models": served} if served else {})
-    )  # what is wrong is told before all starts
+    configured = settings.Settings.load(**({"models": served} if served else {}))
+    if configured.model is not None:
+        _ = configured.served  # what is wrong is told before all starts
     with stack.Stack(directory, models=served, workers=workers, api_port=port) as running:
         click.echo(running.describe())
         click.echo(f"In another shell:  export LONGHAUL_API_URL={running.api_url}")
@@ -182,7 +231,7 @@ def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path 
         click.echo("Stopping ...", err=True)
 
 
-@main.command("recover")
+@main.command("recover", short_help="Bring unfinished jobs back into a Redis that lost them.")
 def recover_jobs() -> None:
     """Bring unfinished jobs back into a Redis that lost them; print their ids.
 

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, ValidationError
 
 from jobs import errors, schema
 
+DEFAULT_URL = "http://127.0.0.1:8000"
 TERMINAL = frozenset({"completed", "failed", "expired", "cancelled"})
 _TRY_AGAIN = frozenset({429, 502, 503, 504})
 _FULL, _RATE = "quota_exceeded", "rate_limit_exceeded"
@@ -24,6 +25,7 @@ _ADVICE = {
     401: " Set --api-key or LONGHAUL_API_KEY.",
     404: " 'longhaul list' shows the jobs there are.",
 }
+_OTHER_SERVER = " Check --url or LONGHAUL_API_URL."
 
 
 class ServerUnreachable(errors.LonghaulError):
@@ -39,7 +41,8 @@ class ServerRefused(errors.LonghaulError):
 
     def __init__(self, message: str, status: int) -> None:
         self.status = status
-        super().__init__(message, advice=_ADVICE.get(status, ""))
+        advice = _OTHER_SERVER if message.startswith("No such path") else _ADVICE.get(status, "")
+        super().__init__(message, advice=advice)
 
 
 class Batch(schema.Batch):
@@ -70,6 +73,7 @@ class Client:
         api_key: str | None = None,
         *,
         patience_seconds: float = 5.0,
+        read_seconds: float = 300.0,
         on_retry: Callable[[str], None] = lambda reason: None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
@@ -85,7 +89,7 @@ class Client:
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             # A large upload is answered only when it lies in the store.
-            timeout=httpx.Timeout(60.0, connect=5.0, read=300.0),
+            timeout=httpx.Timeout(60.0, connect=5.0, read=read_seconds),
             transport=transport,
         )
 
@@ -127,8 +131,16 @@ class Client:
         """Create a job; the key makes a repeated call give the same job."""
         return self._batch(self._call("POST", "/v1/batches", json=body, key=idempotency_key))
 
+    def get(self, path: str) -> dict[str, Any]:
+        """Return what the server tells under a path."""
+        return self._json(self._call("GET", path))
+
     def batch(self, job_id: str) -> Batch:
         return self._batch(self._call("GET", f"/v1/batches/{_segment(job_id)}"))
+
+    def queue(self) -> dict[str, Any]:
+        """Return what waits and runs, which workers there are for it, and which steps of jobs fail."""
+        return self._json(self._call("GET", "/v1/queue"))
 
     def cancel(self, job_id: str) -> Batch:
         return self._batch(self._call("POST", f"/v1/batches/{_segment(job_id)}/cancel"))

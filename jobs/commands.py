@@ -8,7 +8,7 @@ from typing import Any
 import click
 import orjson
 
-from jobs import client, creation, download, progress, schema, submission
+from jobs import client, completion, creation, download, progress, schema, standstill, submission
 
 _WATCH_PATIENCE_SECONDS = 60.0
 
@@ -23,10 +23,9 @@ class Session:
         self.url, self.api_key, self.as_json = url, api_key, as_json
         self._told: set[str] = set()
 
-    def connect(self, patience_seconds: float = 5.0) -> client.Client:
-        return self.new_client(
-            self.url, self.api_key, patience_seconds=patience_seconds, on_retry=self._tell_retry
-        )
+    def connect(self, patience_seconds: float = 5.0, **options: Any) -> client.Client:
+        options = {"on_retry": self._tell_retry} | options
+        return self.new_client(self.url, self.api_key, patience_seconds=patience_seconds, **options)
 
     def say(self, batch: client.Batch, text: str) -> None:
         """Print a job for whoever reads: as JSON, or in words."""
@@ -44,7 +43,7 @@ def talks_to_server(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--url",
         envvar="LONGHAUL_API_URL",
-        default="http://127.0.0.1:8000",
+        default=client.DEFAULT_URL,
         show_default=True,
         show_envvar=True,
         help="Where the API listens.",
@@ -124,7 +123,7 @@ def submit(
 
 
 @click.command()
-@click.argument("job_id", metavar="ID")
+@click.argument("job_id", metavar="ID", shell_complete=completion.job_ids)
 @talks_to_server
 def status(session: Session, job_id: str) -> None:
     """Print where a job stands. The exit code tells how it ended.
@@ -135,11 +134,14 @@ def status(session: Session, job_id: str) -> None:
     """
     with session.connect() as api:
         batch = api.batch(job_id)
+        reason = None if session.as_json else standstill.asked(api, batch)
+    if reason:
+        click.echo(f"{batch.id} may have to wait: {reason}", err=True)
     _report(session, batch)
 
 
-@click.command()
-@click.argument("job_id", metavar="ID")
+@click.command(short_help="Show a job's progress until it ends.")
+@click.argument("job_id", metavar="ID", shell_complete=completion.job_ids)
 @talks_to_server
 def watch(session: Session, job_id: str) -> None:
     """Show a job's progress until it ends: requests, tokens per second, time left.
@@ -153,8 +155,8 @@ def watch(session: Session, job_id: str) -> None:
     _watch(session, job_id)
 
 
-@click.command()
-@click.argument("job_id", metavar="ID")
+@click.command(short_help="Fetch the lines of a job.")
+@click.argument("job_id", metavar="ID", shell_complete=completion.job_ids)
 @click.option(
     "place", "-o", "--output", metavar="DIR|FILE", help="Where lines go.  [default: standard output]"
 )
@@ -191,7 +193,7 @@ def results(session: Session, job_id: str, place: str | None, only_errors: bool,
 
 
 @click.command()
-@click.argument("job_id", metavar="ID")
+@click.argument("job_id", metavar="ID", shell_complete=completion.job_ids)
 @talks_to_server
 def cancel(session: Session, job_id: str) -> None:
     """Cancel a job. What has finished is kept; the rest gets batch_cancelled error lines.
@@ -205,9 +207,9 @@ def cancel(session: Session, job_id: str) -> None:
     session.say(batch, f"{batch.id} {batch.status}")
 
 
-@click.command("list")
+@click.command("list", short_help="List jobs, newest first.")
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True)
-@click.option("--after", metavar="ID", help="Go on behind this job.")
+@click.option("--after", metavar="ID", help="Go on behind this job.", shell_complete=completion.job_ids)
 @talks_to_server
 def list_jobs(session: Session, limit: int, after: str | None) -> None:
     """List jobs, newest first: id, state, requests done, failed, model.

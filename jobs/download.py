@@ -22,6 +22,10 @@ class NotFinished(errors.LonghaulError):
     Wait with 'longhaul watch {job}', or take what is finished with 'longhaul results {job} --follow'."""
 
 
+class NoFile(errors.InvalidRequest):
+    """{path} is no file that can be written: without -o lines go to standard output."""
+
+
 def targets(job_id: str, place: str | None, only_errors: bool) -> Targets:
     """Return where lines go: a directory takes both kinds, a file or standard output one of them."""
     kinds = ("errors",) if only_errors else KINDS
@@ -30,6 +34,8 @@ def targets(job_id: str, place: str | None, only_errors: bool) -> Targets:
     path = Path(place)
     if place.endswith(os.sep) or path.is_dir():
         return {kind: path / f"{job_id}_{kind}.jsonl" for kind in kinds}
+    if path.exists() and not path.is_file():  # it would be replaced: root can do that to /dev/null
+        raise NoFile(path=path)
     return {kinds[0]: path}
 
 
@@ -45,7 +51,7 @@ def fetch(api: client.Client, batch: client.Batch, to: Targets) -> None:
     sources = {"output": batch.output_file_id, "errors": batch.error_file_id}
     for kind, path in to.items():
         file_id = sources[kind]
-        with _whole(path) as stream:
+        with whole(path) as stream:
             for chunk in api.content(file_id) if file_id else ():
                 stream.write(chunk)
 
@@ -103,7 +109,8 @@ def _growing(path: Path | None) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _whole(path: Path | None) -> Iterator[IO[bytes]]:
+def whole(path: Path | None) -> Iterator[IO[bytes]]:
+    """Open a file that appears under its name only when it is whole; None is standard output."""
     if path is None:
         with _named(path):
             yield sys.stdout.buffer

@@ -166,8 +166,19 @@ class StoreUnreachable(LonghaulError):
 
 
 class ModelUnavailable(LonghaulError):
-    """Model {name!r} cannot be loaded from {source!r}: {reason}. Check --model or LONGHAUL_MODELS."""
+    """Model {name!r} cannot be loaded from {source!r}: {reason}."""
+
+    # With the value `advised` the reason says what to change already.
 
 
 class LeaseLost(LonghaulError):
     """The lease on {what} went to another worker."""
+
+
+def advised(error: Exception, advice: str) -> str:
+    """Return an error's words; of a model that cannot be loaded with advice on where its source is set, which
+    the process knows, unless the reason names the setting to change.
+    """
+    if not isinstance(error, ModelUnavailable) or error.values.get("advised"):
+        return str(error)
+    return str(error) if "LONGHAUL_" in error.values["reason"] else f"{error} {advice}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from jobs import checks, errors, ids, lines, results
+from jobs import checks, errors, ids, lines, prefixes, results
 from jobs.files import write_record
 from jobs.records import FileRecord, JobRecord, Manifest, PartEntry, ResultRow, usage_of
 from jobs.scratch import Scratch
@@ -127,6 +127,8 @@ class Merge:
                     files.write("metrics", metrics)
                     self.summary.add(orjson.loads(metrics), usage_of(orjson.loads(usage)))
             summary = self.summary.build(self.counts, self.record.created_at, self.settings.cost_per_hour)
+            shared = prefixes.load(self.store, self.record.id)
+            summary["prefixes"] = None if shared is None else orjson.loads(shared)
             files.write("summary", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
         return {
             kind: {"id": ids.result_file_id(self.record.id, kind), "key": files.key(kind), "bytes": size}

@@ -34,6 +34,7 @@
 --   unit_given         HASH "<kind>:<t>" -> the turn it is due at; '' -> the turn that was last
 --   later              ZSET unit -> when it may be claimed: those delayed, or leased until then
 --   unit_owners        HASH unit -> token. unit_attempts HASH unit -> claims since its last release
+--   unit_failures      HASH unit -> "<how often in a row>|<why>", of open units that failed when they ran last
 --   feeding            SET of job ids with an open feed unit
 --   open:<t>           ZSET job id -> inf, or until when its place in the quotas is kept for it to be entered
 --   open_requests, open_tokens
@@ -46,7 +47,8 @@
 --                      yet), tokens (of prompts, once a job is planned; also left_unfed and left_tokens in
 --                      job:<id>). Of what has finished, ever: finished (rows), prompt, completion (tokens).
 --                      Of workers, as seen last: rate (tokens a second), startup (seconds).
---                      turn: "<autoscaler>|<ms>", which one changes the number of workers, and until when
+--                      turn: "<autoscaler>|<ms>", which one changes the number of workers, and until when;
+--                      turn:load: "<worker>|<ms>", which one loads the model for the few that wait
 --   workers            HASH worker -> "<ms of its last report>|<facts JSON>"
 --   retiring           SET of workers that are to end once they hold nothing
 --   fed_bytes          bytes of all payloads in requests:*
@@ -178,6 +180,7 @@ local function close_unit(kind)
   call('HDEL', key.control, unit)
   call('HDEL', key.unit_owners, unit)
   call('HDEL', key.unit_attempts, unit)
+  call('HDEL', key.unit_failures, unit)
   call('ZREM', key.later, unit)
   if kind == 'feed' then call('SREM', key.feeding, id) end
   if call('EXISTS', key.control) == 0 then call('DEL', key.unit_given) end

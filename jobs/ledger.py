@@ -41,6 +41,7 @@ __all__ = [
     "Unit",
 ]
 
+_REASON_CHARACTERS = 500
 _REMEMBER_MS = 60_000
 _REAP_AT_ONCE = 1000
 _PATIENCE_MS = 10_000
@@ -205,10 +206,13 @@ class Ledger:
         args = (unit.job_id, unit.kind, unit.token, self._lease_ms)
         return bool(self._scripts.run("extend_unit", self._keys.of(), *args))
 
-    def release_unit(self, unit: Unit, delay_seconds: float = 0.0) -> None:
-        """Give a unit back, due again after the delay. One that is lost or closed stays as it is."""
-        args = (unit.job_id, unit.kind, unit.token, int(delay_seconds * 1000))
-        self._scripts.run("release_unit", self._keys.of(job=unit.job_id), *args)
+    def release_unit(self, unit: Unit, delay_seconds: float = 0.0, reason: str = "") -> int:
+        """Give a unit back, due again after the delay. One that is lost or closed stays as it is.
+
+        `reason`: why it failed; returns how often in a row it has.
+        """
+        args = (unit.job_id, unit.kind, unit.token, int(delay_seconds * 1000), _told(reason))
+        return int(self._scripts.run("release_unit", self._keys.of(job=unit.job_id), *args))
 
     # Plan
 
@@ -409,6 +413,10 @@ class Ledger:
                 return self._scripts.run(script, keys, job_id, fingerprint, *args)
             except ledger_scripts.OtherModel as other:
                 fingerprint = other.fingerprint
+
+
+def _told(reason: str) -> bytes:
+    return reason[:_REASON_CHARACTERS].encode(errors="backslashreplace")
 
 
 def _flat(fields: Mapping[str, Argument]) -> list[Argument]:

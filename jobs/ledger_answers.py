@@ -5,7 +5,7 @@ from typing import Any
 
 from jobs import records
 from jobs.buckets import BOUNDS
-from jobs.ledger_types import Job, Lease, ModelDepth, State
+from jobs.ledger_types import Failing, Job, Lease, ModelDepth, State
 from jobs.records import PlannedRequest
 
 TIMES = (
@@ -62,6 +62,13 @@ def leases(fingerprint: str, token: str, answer: list[Any]) -> list[Lease]:
         )
         for since, tries, payload in zip(enqueued, attempts, payloads, strict=True)
     ]
+
+
+def failing(unit: str, told: bytes) -> Failing:
+    """Return what `unit_failures` tells of a unit."""
+    kind, _, job_id = unit.partition(":")
+    failures, _, reason = text(told).partition("|")
+    return Failing(job_id, kind, int(failures), reason)
 
 
 def depth(counts: Sequence[int]) -> ModelDepth:

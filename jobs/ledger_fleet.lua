@@ -28,7 +28,8 @@ even_when_full()
 local found, all = {}, call('HGETALL', key.workers)
 for place = 1, #all, 2 do
   local ms, facts = string.match(all[place + 1], '^(%d+)|(.*)$')
-  if now - ms > tonumber(ARGV[2]) then
+  -- One from the future reported before the clock was set back: who lives reports again at once.
+  if math.abs(now - ms) > tonumber(ARGV[2]) then
     call('HDEL', key.workers, all[place])
     call('SREM', key.retiring, all[place])
   else
@@ -43,7 +44,9 @@ return found
 even_when_full()
 local name = 'turn:' .. ARGV[2]
 local whose, until_ = string.match(call('HGET', key.work, name) or '', '^(.*)|(%d+)$')
-if whose and whose ~= ARGV[3] and tonumber(until_) > now then return 0 end
+-- A turn that ends too late was taken before the clock was set back.
+local left = tonumber(until_ or 0) - now
+if whose and whose ~= ARGV[3] and left > 0 and left <= 10 * ARGV[4] then return 0 end
 call('HSET', key.work, name, ARGV[3] .. '|' .. string.format('%.0f', now + ARGV[4]))
 return 1
 

@@ -1,7 +1,7 @@
 """The ledger's view of workers: what is left for them by model, who is there, and who is to go."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import orjson
@@ -9,11 +9,13 @@ import redis
 
 from jobs import ledger_answers as answers
 from jobs.ledger_scripts import Argument, Keys, Scripts
+from jobs.ledger_types import Failing
 
 SILENT_SECONDS = 60.0
 """A worker that has not reported for so long is not there any more."""
 _MOST_DUE = 64
 _MOST_TENANTS = 16
+_MOST_FAILING = 8
 _COUNTS = ("unfed", "tokens", "finished", "prompt", "completion")
 
 
@@ -63,7 +65,10 @@ class Present:
 
     One that swaps between several `models` says as `model` which of them it has loaded, or is loading.
     `state` is loading, serving, retiring or draining; `held` counts leased requests, `units` units of jobs;
-    `idle_seconds` is how long it has had neither; `capacity` is the most requests it runs at once.
+    `idle_seconds` is how long it has had neither; `capacity` is the most requests it runs at once, `running`
+    how many it does. Rates are those of the time since its last report; `prefix_hit_ratio` is the part of the
+    prompt tokens of its loaded model that were shared, `kv_usage_ratio` that of the room for KV in use: None
+    where there is nothing to divide by. `unavailable` are models of several that it could not load, and why.
     """
 
     name: str
@@ -77,10 +82,25 @@ class Present:
     capacity: int = 1
     age_seconds: float = 0.0
     models: tuple[str, ...] = ()
+    unavailable: dict[str, str] = field(default_factory=dict)
+    running: int = 0
+    prompt_tokens_per_second: float = 0.0
+    output_tokens_per_second: float = 0.0
+    prefix_hit_ratio: float | None = None
+    kv_usage_ratio: float | None = None
+    version: str | None = None
+
+    def may_run(self, fingerprint: str) -> bool:
+        """Whether it takes requests of this model, or is about to."""
+        there = self.state in ("loading", "serving") and fingerprint not in self.unavailable
+        return there and self.serves([fingerprint])
 
     def serves(self, fingerprints: Iterable[str]) -> bool:
         """Whether it runs requests of one of these models, now or after a swap."""
         return not {self.model, *self.models}.isdisjoint(fingerprints)
+
+
+_TOLD = {field.name for field in fields(Present)} - {"name", "age_seconds"}
 
 
 class Fleet:
@@ -108,6 +128,20 @@ class Fleet:
             loads[name] = Load(queued, leased, tokens, finished, prompt, completion, of_model)
         return loads, int(units)
 
+    def begun_and_ended(self) -> int:
+        """Return how many jobs wait to be planned or finalized, or are: open units but those that feed."""
+        with self._client.pipeline(transaction=False) as asked:
+            asked.hlen(self._keys.name("control"))
+            asked.scard(self._keys.name("feeding"))
+            units, feeding = asked.execute()
+        return max(0, int(units) - int(feeding))
+
+    def failing(self) -> list[Failing]:
+        """Return some of the units that failed when they ran last."""
+        found: Any = self._client.hrandfield(self._keys.name("unit_failures"), _MOST_FAILING, withvalues=True)
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return [answers.failing(answers.text(unit), told) for unit, told in pairs]
+
     def waiting(self, fingerprints: Iterable[str]) -> dict[str, Waiting]:
         """Return what waits of these models."""
         found = {}
@@ -130,7 +164,10 @@ class Fleet:
         self._client.hset(self._keys.name("work"), mapping=facts)
 
     def take_turn(self, fingerprint: str, autoscaler: str, seconds: float) -> bool:
-        """Tell whether this autoscaler may change the workers of a model; for so long no other may then."""
+        """Tell whether this autoscaler may change the workers of a model; for so long no other may then.
+
+        Workers that swap take turns in the same way: "load:<fingerprint>" is whose it is to load a model.
+        """
         return bool(self._run("turn", fingerprint, autoscaler, int(seconds * 1000)))
 
     def _due(self) -> dict[str, list[Due]]:
@@ -158,7 +195,8 @@ class Fleet:
         """Return the workers that reported of late, of all machines."""
         found = []
         for name, ms, facts in self._run("fleet", int(SILENT_SECONDS * 1000)):
-            told = orjson.loads(facts)
+            # What a newer worker tells besides is not for this process.
+            told = {name: value for name, value in orjson.loads(facts).items() if name in _TOLD}
             told["models"] = tuple(told.get("models", ()))
             found.append(Present(answers.text(name), age_seconds=int(ms) / 1000, **told))
         return found

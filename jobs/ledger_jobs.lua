@@ -148,19 +148,26 @@ call('ZADD', key.later, now + ARGV[4], unit)
 return 1
 
 --@ release_unit
--- id, kind, token, delay ms. Twice: the token owns nothing any more.
+-- id, kind, token, delay ms, why it failed or ''. Returns how often in a row it has failed, 0 for what is lost.
+-- Twice: the token owns nothing any more.
 even_when_full()
 if field('recovering') == ARGV[3] then
   call('HDEL', key.job, 'recovering')
   hasten('finalize')  -- cancelled meanwhile: it waited for us
 end
-if not owns(ARGV[2], ARGV[3]) then return 1 end
 local unit = ARGV[2] .. ':' .. id
+local failures = tonumber(string.match(call('HGET', key.unit_failures, unit) or '0', '^%d+'))
+if not owns(ARGV[2], ARGV[3]) then return failures end
 call('HDEL', key.unit_owners, unit)
 call('HDEL', key.unit_attempts, unit)
 unready(unit)
 call('ZADD', key.later, now + ARGV[4], unit)
-return 1
+if ARGV[5] == '' then
+  call('HDEL', key.unit_failures, unit)
+  return 0
+end
+call('HSET', key.unit_failures, unit, (failures + 1) .. '|' .. ARGV[5])
+return failures + 1
 
 --@ begin_plan
 -- id, fingerprint before, token, total, model, fingerprint. Twice, even after shards were added: `begun` has

@@ -5,16 +5,16 @@ from importlib import resources
 from typing import Any
 
 import redis
-from redis.backoff import ExponentialBackoff
-from redis.retry import Retry
 
 from jobs import buckets, errors
+from jobs.ledger_retry import Bounded
 from jobs.masking import without_password
 
 _GLOBAL = (
     "control",
     "unit_owners",
     "unit_attempts",
+    "unit_failures",
     "ready_plan",
     "ready_feed",
     "ready_finalize",
@@ -56,7 +56,7 @@ Argument = str | int | float | bytes
 def connect(url: str, timeout_seconds: float = 5) -> redis.Redis:
     """Return a client that answers or fails within seconds; raises RedisUnreachable.
 
-    It repeats what timed out or lost its connection a few times: every script bears that.
+    It repeats what lost its connection or timed out, the latter once: every script bears that.
     """
     client: redis.Redis = redis.Redis.from_url(
         url,
@@ -64,7 +64,7 @@ def connect(url: str, timeout_seconds: float = 5) -> redis.Redis:
         socket_connect_timeout=timeout_seconds,
         socket_keepalive=True,
         health_check_interval=10,
-        retry=Retry(ExponentialBackoff(cap=1, base=0.05), 3),
+        retry=Bounded(2 * timeout_seconds),
         retry_on_error=[redis.exceptions.ConnectionError, redis.exceptions.TimeoutError],
     )
     try:

@@ -8,7 +8,7 @@ import redis
 from jobs import ledger_answers as answers
 from jobs.buckets import BOUNDS
 from jobs.ledger_scripts import Argument, Keys, Scripts
-from jobs.ledger_types import UNITS, Depth, ModelDepth
+from jobs.ledger_types import UNITS, Depth, Failing, ModelDepth
 
 _RESERVED_MS = 60_000
 """How long a job that was let in may take to be entered; then its place is free again."""
@@ -64,19 +64,23 @@ class Tenants:
         ids = self.open_jobs(tenant)
         live: Counter[str] = Counter()
         units = 0
+        failing: list[Failing] = []
         # No script and no transaction: of thousands of jobs, they would keep all others from Redis meanwhile.
         with self._client.pipeline(transaction=False) as asked:
             for name in ids:
                 asked.hget(self._keys.name("job", name), "fingerprint")
                 asked.scard(self._keys.name("live", name))
-                asked.hmget(self._keys.name("control"), [f"{kind}:{name}" for kind in UNITS])
+                for what in ("control", "unit_failures"):
+                    asked.hmget(self._keys.name(what), [f"{kind}:{name}" for kind in UNITS])
             found = iter(asked.execute())
-        for fingerprint, count, control in zip(found, found, found, strict=True):
+        for name, fingerprint, count, control, failed in zip(ids, found, found, found, found, strict=True):
             units += sum(unit is not None for unit in control)
+            of_kind = zip(UNITS, failed, strict=True)
+            failing += [answers.failing(f"{kind}:{name}", why) for kind, why in of_kind if why]
             if fingerprint:
                 live[answers.text(fingerprint)] += count
         models = {name: self._model_depth(tenant, name, live[name]) for name in sorted(live)}
-        return Depth(models, units)
+        return Depth(models, units, failing=tuple(failing))
 
     def _model_depth(self, tenant: str, model: str, live: int) -> ModelDepth:
         names = [self._keys.name("queue", model, bound, tenant) for bound in BOUNDS]

@@ -145,12 +145,23 @@ class ModelDepth(TypedDict):
 
 
 @dataclass(frozen=True)
+class Failing:
+    """A unit of a job that failed when it ran last, `failures` times in a row, and is tried again."""
+
+    job_id: str
+    kind: str
+    failures: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Depth:
     """What is left to do: requests by model fingerprint, open units, and bytes of prompts in Redis.
 
-    `fed_bytes` is 0 in that of one tenant.
+    `fed_bytes` is 0 in that of one tenant; `failing` is empty in that of all.
     """
 
     models: dict[str, ModelDepth]
     control: int
     fed_bytes: int = 0
+    failing: tuple[Failing, ...] = ()

@@ -15,6 +15,7 @@ from jobs import masking
 
 OURS = ("api", "jobs", "worker")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_ALWAYS = ("time", "level", "logger", "event")
 _about: ContextVar[Mapping[str, Any]] = ContextVar("about", default=MappingProxyType({}))
 
 
@@ -34,11 +35,33 @@ def _event(record: logging.LogRecord) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
         "level": record.levelname.lower(),
         "logger": record.name,
-        "event": record.getMessage(),
+        "event": _message(record),
     }
     event.update(_about.get())
     event.update((key, value) for key, value in vars(record).items() if key not in _STANDARD)
     return event
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # a library whose text and arguments do not fit each other
+        return f"{_shown(record.msg)} {_shown(record.args)}"
+
+
+def _shown(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def _json(value: Any) -> str:
+    """Return JSON of whatever is logged: an event that cannot be written is missed when it matters."""
+    try:
+        return json.dumps(value, default=_shown, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):  # infinity, keys that are no text, what holds itself
+        return json.dumps(_shown(value), ensure_ascii=False)
 
 
 class JsonLines(logging.Formatter):
@@ -49,7 +72,8 @@ class JsonLines(logging.Formatter):
         event = _event(record)
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        return masking.masked(json.dumps(event, default=str, ensure_ascii=False))
+        fields = ", ".join(f"{_json(key)}: {_json(value)}" for key, value in event.items())
+        return masking.masked(f"{{{fields}}}")
 
 
 class TextLines(logging.Formatter):
@@ -58,12 +82,22 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as text."""
         event = _event(record)
-        moment, level, logger, text = (event.pop(key) for key in ("time", "level", "logger", "event"))
-        fields = " ".join(f"{key}={json.dumps(value, default=str)}" for key, value in event.items())
+        moment, level, logger, text = (event.pop(key) for key in _ALWAYS)
+        fields = " ".join(f"{key}={_json(value)}" for key, value in event.items())
         lines = [f"{moment} {level:8} {' '.join(text.splitlines())} [{logger}] {fields}".rstrip()]
         if record.exc_info:
             lines.append(self.formatException(record.exc_info))
         return masking.masked("\n".join(lines))
+
+
+class Notes(logging.Formatter):
+    """What a command warns of, without a time: the event, then its fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text."""
+        event = _event(record)
+        fields = [f"{key}={_json(value)}" for key, value in event.items() if key not in _ALWAYS]
+        return masking.masked(" ".join([f"longhaul: {event['event']}", *fields]))
 
 
 FORMATS: dict[str, type[logging.Formatter]] = {"json": JsonLines, "text": TextLines}
@@ -74,7 +108,12 @@ def setup(level: int = logging.WARNING, path: str | None = None, format: str = "
 
     `level` is for libraries; our own events are shown from INFO on, or from `level` where that is lower.
     """
-    handler = logging.FileHandler(path) if path else logging.StreamHandler(sys.stderr)
+    # Half of a surrogate pair, which a client may send, is written as JSON has it.
+    handler = (
+        logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        if path
+        else logging.StreamHandler(sys.stderr)
+    )
     handler.setFormatter(FORMATS[format]())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name in OURS:
@@ -82,6 +121,12 @@ def setup(level: int = logging.WARNING, path: str | None = None, format: str = "
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     threading.excepthook = lambda found: _uncaught(found.exc_type, found.exc_value, found.exc_traceback)
+
+
+def setup_command() -> None:
+    """Have a command show warnings with their fields; whoever sets handlers up is not affected."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(Notes())
 
 
 def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:

@@ -3,12 +3,22 @@
 import hashlib
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Quantized = Literal["int4", "int8"]
 QuantizedGroup = Annotated[Literal[32, 64, 128], BeforeValidator(int)]
 QuantizeMethod = Literal["sampled", "rtn"]
 QuantizedHead = Literal["auto", "keep", "int8"]
+
+
+def _name(name: str) -> str:
+    """Refuse what would break Redis keys, metrics and logs, or cannot be named by LONGHAUL_MODEL."""
+    if not name.isprintable() or not name.strip() or name == "none":
+        raise ValueError(f"{name!a} can be no name")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_name)]
 
 
 class ModelSettings(BaseModel):

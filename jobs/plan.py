@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
-from jobs import bodies, checks, errors, lines, results, schema, values
+import orjson
+
+from jobs import answers, bodies, checks, errors, lines, prefixes, results, schema, values
 from jobs.bodies.base import Body
 from jobs.prepare import chat, encode, prepare
 from jobs.prepared import Prepared, PreparedInputs
@@ -89,14 +91,19 @@ class Planner:
         tokenizer = self.tokenizer_of(model)
         sink.begin(total, model)
         shard = 0
+        # Of an embedding request only the first input is looked at here, and nothing is shared.
+        tree = None if self.record.endpoint == answers.EMBEDDINGS else prefixes.Tree()
         for first in range(0, total, self.settings.plan_window_requests):
             with Window(self.settings.scratch_dir) as window:
                 self._fill(window, first, tokenizer, sink)
                 names = []
-                for requests in window.shards(self.record, model, self.settings.shard_requests):
+                for requests in window.shards(self.record, model, self.settings.shard_requests, tree=tree):
                     names.append(f"{self.prefix}{shard:06}.jsonl")
                     self._write(names[-1], requests)
                     shard += 1
+                if tree is not None and first + self.settings.plan_window_requests >= total:
+                    # Before the last shard is released: what follows may end the job, and reads this.
+                    self.store.put(self.prefix + prefixes.NAME, orjson.dumps(tree.to_dict()))
                 sink.release(names, window.planned, window.tokens)
 
     def scan(self) -> tuple[int, str]:

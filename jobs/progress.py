@@ -11,6 +11,7 @@ import click
 from rich import console, progress
 
 from jobs.client import Batch, Client
+from jobs.standstill import Standstill
 
 MOST_FAULTS = 10
 """Most lines of a refused input that are shown to a person."""
@@ -57,6 +58,7 @@ class View(Protocol):
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
     def show(self, batch: Batch, pace: Pace, now: float) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 class Bar:
@@ -89,6 +91,10 @@ class Bar:
             refresh=True,
         )
 
+    def note(self, text: str) -> None:
+        """Say something once, above the bar."""
+        self._progress.console.print(text, markup=False, highlight=False)
+
 
 class Lines:
     """One line on standard error when the state changes, and every few seconds while counts move."""
@@ -111,6 +117,10 @@ class Lines:
         self._last, self._at = seen, now
         click.echo(f"{batch.status} {facts(batch, pace)}", err=True)
 
+    def note(self, text: str) -> None:
+        """Say something once."""
+        click.echo(text, err=True)
+
 
 class JsonLines:
     """The batch object on standard output, one line each time it has changed."""
@@ -127,6 +137,10 @@ class JsonLines:
         if batch != self._last:
             click.echo(batch.model_dump_json())
         self._last = batch
+
+    def note(self, text: str) -> None:
+        """Say something once, to whoever reads standard error."""
+        click.echo(text, err=True)
 
 
 def view(as_json: bool) -> View:
@@ -147,7 +161,7 @@ def watch(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Batch:
     """Show a job until it has ended; return its last state."""
-    pace = Pace()
+    pace, standstill = Pace(), Standstill(client)
     with shown:
         while True:
             batch, now = client.batch(job_id), clock()
@@ -157,6 +171,8 @@ def watch(
             shown.show(batch, pace, now)
             if batch.ended:
                 return batch
+            if reason := standstill.look(batch, now):
+                shown.note(f"{batch.id} waits: {reason}")
             sleep(poll_seconds)
 
 

@@ -7,6 +7,8 @@ from jobs import servers
 LONGEST_PAUSE_SECONDS = 30.0
 _CALM_SECONDS = 600
 _MOST_DEATHS_AT_START = 5
+_SERVING = (b'"event": "serving"', b"Z info     serving [worker.")
+"""What the event looks like in either LONGHAUL_LOG_FORMAT."""
 
 
 class Deaths:
@@ -37,9 +39,7 @@ class Deaths:
 
 def served(worker: servers.Server) -> bool:
     """Tell whether a worker came so far as to take requests."""
-    with worker.log.open("rb") as log:
-        log.seek(worker.log_start)
-        return any(b'"event": "serving"' in line for line in log)
+    return any(sign in line for line in worker.lines() for sign in _SERVING)
 
 
 def obituary(worker: servers.Server, pause: float) -> str:

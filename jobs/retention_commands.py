@@ -3,11 +3,11 @@
 import click
 import orjson
 
-from jobs import commands, settings
+from jobs import commands, completion, settings
 
 
-@click.command()
-@click.argument("job_id", metavar="ID")
+@click.command(short_help="Delete an ended job and its results.")
+@click.argument("job_id", metavar="ID", shell_complete=completion.job_ids)
 @commands.talks_to_server
 def delete(session: commands.Session, job_id: str) -> None:
     """Delete a job that has ended: its results, its metrics, and all else but its input file.
@@ -25,7 +25,7 @@ def delete(session: commands.Session, job_id: str) -> None:
         click.echo(f"{job_id} deleted")
 
 
-@click.command()
+@click.command(short_help="Remove expired files and leftovers from the store.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("as_json", "--json", is_flag=True, help="Print JSON objects, one a line.")
 def sweep(dry_run: bool, as_json: bool) -> None:

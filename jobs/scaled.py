@@ -25,7 +25,6 @@ class Scaled:
     waiting_seconds: float = 0.0
     capacity: int = 1
     seen: Load | None = None
-    told: tuple[int, int] = (0, 0)
     noted: tuple[float | None, float] = (None, 0.0)
 
     @property
@@ -57,6 +56,11 @@ class Scaled:
             self.spare_seconds,
             self.pace.stalled_seconds,
         )
+
+    @property
+    def measured_startup(self) -> float:
+        """How many seconds a start takes, 0 while none was seen."""
+        return 0.0 if self.startup_seconds == FIRST_STARTUP_SECONDS else self.startup_seconds
 
     def started(self, seconds: float) -> None:
         """Note how long a worker took from its start until it served."""

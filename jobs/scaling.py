@@ -123,6 +123,11 @@ def desired(depth: Depth, tokens: float, rate: float | None, workers: Workers, s
     return Decision(have, fewest, "enough")
 
 
+def _ceil(workers: float) -> int:
+    """Round up; a rate next to nothing asks for more than can be counted."""
+    return math.ceil(min(workers, 1e9))
+
+
 def _clamp(count: int, settings: Policy) -> int:
     return max(settings.least, min(settings.most, count))
 
@@ -152,7 +157,7 @@ def _by_deadline(depth: Depth, rate: float | None, workers: Workers) -> int:
         left = seconds * DEADLINE_SHARE
         if due > rate * left * workers.serving:  # others must be started first
             left -= workers.startup_seconds
-        most = max(most, math.ceil(due / (rate * max(left, 1.0))))
+        most = max(most, _ceil(due / (rate * max(left, 1.0))))
     return min(most, _useful(depth, workers))
 
 
@@ -167,16 +172,16 @@ def _wanted(
     depth: Depth, tokens: float, rate: float | None, workers: Workers, settings: Policy
 ) -> tuple[int, str]:
     if not depth.open:
-        return (1, f"{depth.units} units of jobs are open") if depth.units else (0, "nothing is left")
+        return (1, open_units(depth.units)) if depth.units else (0, "nothing is left")
     if workers.serving and workers.stalled_seconds >= settings.stall_seconds:
         return 1, f"nothing finished for {workers.stalled_seconds:.0f} s"
-    what = f"{depth.open:,} requests are left"
+    what = _left(depth.open)
     if not rate:
         fills = math.ceil(depth.queued / (workers.capacity * FIRST_FILLS))
         first = max(1, min(fills, FIRST_MOST, _useful(depth, workers)))
         return first, f"{what}, at a rate not known yet"
     horizon = max(settings.target_seconds, workers.startup_seconds / settings.startup_share)
-    by_time = min(math.ceil(tokens / (rate * horizon)), _useful(depth, workers))
+    by_time = min(_ceil(tokens / (rate * horizon)), _useful(depth, workers))
     by_deadline = _by_deadline(depth, rate, workers)
     what += f", {tokens:,.0f} tokens at {rate:,.0f} a second and worker"
     if by_deadline > by_time:
@@ -193,7 +198,7 @@ def _patient(depth: Depth, fewest: int, workers: Workers, settings: Policy) -> b
 def _why_fewer(depth: Depth, fewest: int) -> str:
     if not depth.open and not depth.units:
         return "nothing is left"
-    return f"{depth.open:,} requests are left, {fewest} can run them"
+    return f"{_left(depth.open)}, {fewest} can run them"
 
 
 def spare(decision: Decision, count: int, spare_seconds: float, passed: float) -> float:
@@ -265,3 +270,12 @@ class Pace:
             self.rate = sample
         else:
             self.rate += self._weight * (max(sample, self.rate / 2) - self.rate)
+
+
+def _left(count: int) -> str:
+    return "1 request is left" if count == 1 else f"{count:,} requests are left"
+
+
+def open_units(count: int) -> str:
+    """Say that so many units are open."""
+    return "1 unit of a job is open" if count == 1 else f"{count} units of jobs are open"

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jobs import errors
@@ -84,11 +84,16 @@ class Server:
         """Return the error for `reason`, with the last lines this process logged."""
         return ServerFailed(name=self.name, reason=reason, log=self.log, tail=self.tail())
 
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines that this start of the server has logged; none where the log was taken away."""
+        with contextlib.suppress(FileNotFoundError), self.log.open("rb") as log:
+            # Whoever rotates logs may have emptied it.
+            log.seek(self.log_start if log.seek(0, os.SEEK_END) >= self.log_start else 0)
+            yield from log
+
     def output(self) -> str:
         """Return what this start of the server has logged."""
-        with self.log.open("rb") as log:
-            log.seek(self.log_start)
-            return log.read().decode(errors="replace")
+        return b"".join(self.lines()).decode(errors="replace")
 
     def tail(self, lines: int = 15) -> str:
         """Return the last lines that this start of the server has logged, indented."""
@@ -109,9 +114,13 @@ class Server:
 
     def kill(self) -> None:
         """Kill the process and what it left behind in its group."""
+        self.kill_soon()
+        self.process.wait()
+
+    def kill_soon(self) -> None:
+        """Have the kernel kill the process and its group; return at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 def free_port() -> int:

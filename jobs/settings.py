@@ -23,7 +23,8 @@ from pydantic_settings import SettingsConfigDict
 from jobs import errors, masking
 from jobs.engine_settings import EngineSettings
 from jobs.masking import without_password
-from jobs.model_settings import ModelSettings
+from jobs.model_settings import ModelSettings, Name
+from jobs.scale_settings import ScaleSettings
 from jobs.telemetry_settings import TelemetrySettings
 
 PREFIX = "LONGHAUL_"
@@ -52,7 +53,7 @@ class Quota(BaseModel):
     )
 
 
-class Settings(EngineSettings, TelemetrySettings):
+class Settings(EngineSettings, ScaleSettings, TelemetrySettings):
     """Everything a Longhaul process can be told, with units in the names."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
@@ -70,7 +71,7 @@ class Settings(EngineSettings, TelemetrySettings):
         description="A call to the store that is silent for so long is made again; in the API after 10 s.",
     )
 
-    models: dict[str, ModelSettings] = Field(
+    models: dict[Name, ModelSettings] = Field(
         {}, description="What this deployment serves: name -> model (JSON)."
     )
     model: str | None = Field(
@@ -93,7 +94,10 @@ class Settings(EngineSettings, TelemetrySettings):
         3, gt=0, description="How often expired leases, jobs and lost units are looked for."
     )
     drain_seconds: float = Field(
-        25, gt=0, description="How long a worker told to stop may finish what it runs."
+        25,
+        gt=0,
+        description="How long a worker told to stop may take. Requests run for the first 70 % of it; the rest"
+        " is for writing what is finished, and what is not is given back.",
     )
     swap_share: float = Field(
         0.1,
@@ -105,20 +109,8 @@ class Settings(EngineSettings, TelemetrySettings):
     exit_when_idle_seconds: float | None = Field(
         None,
         ge=0,
-        description="A worker that has had no request and no unit for so long, and for none of whose"
-        " models anything waits, ends with exit code 0; None: it stays.",
-    )
-    scale_target_seconds: float = Field(
-        900,
-        gt=0,
-        description="longhaul autoscale: the time in which what is left should be done; shorter takes more"
-        " workers at once (docs/scaling.md).",
-    )
-    scale_idle_seconds: float = Field(
-        60,
-        gt=0,
-        description="longhaul autoscale: how long workers stay that are not needed; at least half the time"
-        " that one takes to start.",
+        description="A worker that has had no request and no unit for so long, and for none of whose models"
+        " anything waits, nor a job to be planned or finalized, ends with exit code 0; None: it stays.",
     )
 
     step_timeout_seconds: float = Field(
@@ -274,16 +266,17 @@ def _readable(error: Exception) -> str:
     for item in error.errors():
         where = [str(part) for part in item["loc"]]
         if "[key]" in where:
-            where = where[:2]
-            item["msg"], item["type"] = (
-                "a tenant has small letters, digits and dashes; '*' is everybody else",
-                "",
-            )
+            name, where = where[1], where[:1]
+            item["msg"], item["type"] = f"{name!a} can be no name here: {_NAMES[where[0]]}", ""
         name = f"{PREFIX}{where[0].upper() if where else ''}{'.'.join(['', *where[1:]])}"
         lines.append(f"{name}: {_told(item, where)}")
     return "; ".join(dict.fromkeys(lines))
 
 
+_NAMES = {
+    "models": "that of a model is printable text, and not 'none'",
+    "quotas": "a tenant has small letters, digits and dashes; '*' is everybody else",
+}
 _PARTS: dict[str, type[BaseModel]] = {"models": ModelSettings, "quotas": Quota}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pydantic
 from pydantic.fields import FieldInfo
 
-from jobs import engine_settings, model_settings, settings, telemetry_settings
+from jobs import engine_settings, model_settings, scale_settings, settings, telemetry_settings
 
 _HEAD = f"""# Settings
 
@@ -22,6 +22,7 @@ not in this list is an error, so a typing mistake never passes for a default. Va
 
 _ELSEWHERE = {
     *engine_settings.EngineSettings.model_fields,
+    *scale_settings.ScaleSettings.model_fields,
     *telemetry_settings.TelemetrySettings.model_fields,
 }
 
@@ -34,6 +35,10 @@ def page() -> str:
         [
             _HEAD,
             *_table(settings.Settings, settings.PREFIX, _ELSEWHERE),
+            "",
+            "## Scaling",
+            "",
+            *_table(scale_settings.ScaleSettings, settings.PREFIX),
             "",
             "## Metrics, traces, logs",
             "",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from jobs import errors, restarts, servers
+from jobs import errors, restarts, servers, worker_log
 from jobs.settings import Settings
 
 LONGEST_PAUSE_SECONDS = 60.0
@@ -82,15 +82,19 @@ class Slot:
         self._due = 0.0
         self._started = 0.0
         self._served_at: float | None = None
+        self._stillborn: End | None = None
         self._lock: IO[str] | None = None
         self.worker: servers.Server | None = None
         self.model: str | None = None
-        self.retiring = False
+        self.retiring = self.silent = self.hung = False
+        self.reported: str | None = None
+        """What its worker last said of itself in Redis; `silent`: it says nothing, and its leases ran out."""
 
     @property
     def serving(self) -> bool:
         """Whether its worker takes requests."""
-        return self.worker is not None and self._served_at is not None and not self.retiring
+        there = self.worker is not None and self._served_at is not None
+        return there and not (self.retiring or self.silent)
 
     @property
     def starting(self) -> bool:
@@ -101,6 +105,11 @@ class Slot:
     def pid(self) -> int | None:
         return self.worker.process.pid if self.worker else None
 
+    @property
+    def metrics(self) -> str | None:
+        """Where its worker serves metrics, as its log says."""
+        return worker_log.metrics(self.worker) if self.worker else None
+
     def may_start(self, model: str | None) -> bool:
         """Whether a worker of that model can be started here now."""
         return self.worker is None and model not in self._given_up and self._clock() >= self._due
@@ -110,7 +119,7 @@ class Slot:
         return model in self._given_up
 
     def start(self, model: str | None) -> None:
-        """Start a worker of the model (its name; None: control alone)."""
+        """Start a worker of the model (its name; None: control alone). One that cannot be has ended."""
         assert self.worker is None
         # Celery forgets the working directory after importing the app; later imports need the path.
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
@@ -118,21 +127,34 @@ class Slot:
         command = [sys.executable, "-m", "celery", "-A", "worker", "worker"]
         command += ["--hostname", f"{self._plain}-{os.getpid()}@%h"]
         stop_seconds = self._settings.drain_seconds + 20
-        self.worker = servers.Server(
-            f"worker on {self.name}", command, self._log, environment=environment, stop_seconds=stop_seconds
-        )
-        self.model, self.retiring = model, False
+        self.model, self.reported = model, None
+        self.retiring = self.silent = self.hung = False
         self._started, self._served_at = self._clock(), None
+        try:
+            self.worker = servers.Server(
+                f"worker on {self.name}",
+                command,
+                self._log,
+                environment=environment,
+                stop_seconds=stop_seconds,
+            )
+        except OSError as error:  # no place for its log, or no memory for a process
+            self._stillborn = self._end(1, None, f"  {error}")
 
     def served(self) -> float | None:
         """Notice that the worker has come to serve; return, once, how many seconds that took."""
-        if self.worker is None or self._served_at is not None or not restarts.served(self.worker):
+        if self.worker is None or self._served_at is not None:
+            return None
+        if self.reported != "serving" and not restarts.served(self.worker):
             return None
         self._served_at = self._clock()
         return self._served_at - self._started
 
     def ended(self) -> End | None:
         """Notice, once, that the worker has ended."""
+        if self._stillborn is not None:
+            end, self._stillborn = self._stillborn, None
+            return end
         worker = self.worker
         if worker is None or worker.running:
             return None
@@ -141,6 +163,11 @@ class Slot:
         served_at = self._served_at
         if served_at is None and restarts.served(worker):
             served_at = self._clock()
+        self.worker = None
+        return self._end(status, served_at, worker.tail() if status else "")
+
+    def _end(self, status: int, served_at: float | None, tail: str) -> End:
+        """Count an end, and decide when another worker may start here."""
         crashes = self._crashes.setdefault(self.model, Crashes())
         pause: float | None = 0.0
         if status:
@@ -148,26 +175,34 @@ class Slot:
             if pause is None:
                 self._given_up.add(self.model)
         self._due = self._clock() + (pause or 0.0)
-        self.worker = None
         count = crashes.at_start + crashes.later
-        return End(self.model, status, served_at is not None, count, pause, worker.tail() if status else "")
+        return End(self.model, status, served_at is not None, count, pause, tail)
 
     def terminate(self) -> None:
         """Ask the worker to drain; returns at once."""
         if self.worker is not None:
             self.worker.terminate()
 
-    def stop(self) -> None:
-        """Wait until the worker has drained; kill what does not."""
-        if self.worker is not None:
-            self.worker.stop()
-            self.worker = None
+    def stop(self) -> int:
+        """Wait until the worker has drained; kill what does not. Returns the requests that it gave back."""
+        if self.worker is None:
+            return 0
+        self.worker.stop()
+        given_back = worker_log.given_back(self.worker)
+        self.worker = None
+        return given_back
 
     def kill(self) -> None:
         """Kill the worker at once."""
         if self.worker is not None:
             self.worker.kill()
             self.worker = None
+
+    def end_hung(self) -> None:
+        """Kill a worker that gets nowhere. Does not wait: one that waits for a device may not even die."""
+        if self.worker is not None:
+            self.retiring = self.hung = True
+            self.worker.kill_soon()
 
     def lock(self) -> None:
         """Keep other autoscalers of this namespace out of this slot; raises SlotTaken. Twice is once."""
@@ -195,6 +230,15 @@ class Slot:
             with contextlib.suppress(OSError):
                 self._lock.close()
             self._lock = None
+
+
+def locked(slot: Slot) -> bool:
+    """Whether a slot is ours, or could be made so."""
+    try:
+        slot.lock()
+    except SlotTaken:
+        return False
+    return True
 
 
 def gpu_slots(ids: list[str], logs: Path, settings: Settings) -> list[Slot]:

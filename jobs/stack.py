@@ -16,8 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
 
-from jobs import embedded, errors, restarts, servers
+from jobs import embedded, errors, restarts, servers, stack_lines
 from jobs.model_settings import ModelSettings
+from jobs.settings import CLIENT_VARIABLES, PREFIX
 
 DEFAULT_DIRECTORY = Path(".longhaul")
 ENVIRONMENT = "environment"
@@ -37,7 +38,7 @@ class Stack:
 
     directory    Redis data, the store, logs, keys
     models       what the deployment serves: name -> ModelSettings (or a dict of its fields)
-    workers      how many workers are started, each runs LONGHAUL_MODEL, or the first of `models`
+    workers      how many workers are started; each runs LONGHAUL_MODEL, or all of `models` by turns
     store        "s3" starts SeaweedFS, "local" keeps objects in a directory
     api_port     0: the preferred port, or any free one when it is taken
     extra        more LONGHAUL_* variables for every process
@@ -66,9 +67,6 @@ class Stack:
         self._extra = dict(extra or {})
         if models is not None:
             self._extra["LONGHAUL_MODELS"] = models_json(models)
-        served = models or json.loads(os.environ.get("LONGHAUL_MODELS", "{}"))
-        if served and "LONGHAUL_MODEL" not in os.environ | self._extra:
-            self._extra["LONGHAUL_MODEL"] = next(iter(served))
         self._started: list[servers.Server] = []
         self._deaths = restarts.Deaths()
         self._due: dict[servers.Server, float] = {}
@@ -156,6 +154,7 @@ class Stack:
         command = [sys.executable, "-m", "celery", "-A", "worker", "worker", "--loglevel", "INFO"]
         # Host names keep the workers of one machine apart in Celery's remote control.
         command += ["--hostname", f"worker{number}-{os.getpid()}@%h"]
+        extra = {"LONGHAUL_MODEL": self._worker_model} | dict(extra or {})
         return self._spawn(f"worker {number}", command, f"worker-{number}.log", extra, stop_seconds=45)
 
     def _spawn(
@@ -229,12 +228,12 @@ class Stack:
 
     def describe(self) -> str:
         """Return what runs where, one line each."""
-        models = json.loads(self._variable("LONGHAUL_MODELS") or "{}")
         store = self.environment["LONGHAUL_STORE_URL"]
+        pids = [worker.process.pid for worker in self.workers]
         rows = {
             "API": f"{self.api_url}/v1 (its pages: {self.api_url}/docs)",
-            "models": ", ".join(models) or "none: set LONGHAUL_MODELS",
-            "workers": ", ".join(f"pid {worker.process.pid}" for worker in self.workers) or "none",
+            "models": ", ".join(self._models) or "none: set LONGHAUL_MODELS",
+            "workers": stack_lines.workers(pids, self._worker_model, self._models),
             "Redis": self.environment["LONGHAUL_REDIS_URL"],
             "store": f"{store} at {self.seaweedfs.endpoint_url} (SeaweedFS)" if self.seaweedfs else store,
             "data, logs": str(self.directory),
@@ -242,14 +241,27 @@ class Stack:
         }
         return "\n".join(f"  {name:<11} {value}" for name, value in rows.items())
 
+    @property
+    def _models(self) -> list[str]:
+        return list(json.loads(self._variable("LONGHAUL_MODELS") or "{}"))
+
+    @property
+    def _worker_model(self) -> str:
+        """What LONGHAUL_MODEL is for a worker; nobody else is told, since it may scale or serve others."""
+        return self._variable("LONGHAUL_MODEL") or ("all" if self._models else "none")
+
     def _variable(self, name: str) -> str | None:
         return self.environment.get(name, os.environ.get(name))
 
     def _write_environment(self) -> None:
-        """Leave the variables for other shells: `set -a; . .longhaul/environment`."""
+        """Leave the settings for other shells: `set -a; . .longhaul/environment`. With those of this process:
+        whoever has others may look for requests of other models.
+        """
+        own = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+        settings = {name: own[name] for name in own.keys() - CLIENT_VARIABLES} | self.environment
         path = self.directory / ENVIRONMENT
         path.touch(mode=0o600)
-        path.write_text("".join(f"{name}={shlex.quote(value)}\n" for name, value in self.environment.items()))
+        path.write_text("".join(f"{name}={shlex.quote(settings[name])}\n" for name in sorted(settings)))
 
     def _take_lock(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)

@@ -171,7 +171,7 @@ class LocalStore:
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
                 raise
-        log.warning("no hard links, using a lock: store=%s", self.url)
+        log.warning("no hard links, using a lock", extra={"store": self.url})
         with (self._temporary / "lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             return not target.exists() and _replace(draft, target)

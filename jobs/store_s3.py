@@ -30,7 +30,7 @@ class S3Store:
     """An ObjectStore below a prefix of a bucket; one client, safe for threads, create one a process."""
 
     def __init__(self, settings: Settings, hurried: bool = False) -> None:
-        bucket, self._prefix = _bucket_and_prefix(settings.store_url)
+        bucket, self._prefix = bucket_and_prefix(settings.store_url)
         self.url = f"s3://{bucket}/{self._prefix}".rstrip("/")
         self._settings, self._bucket = settings, bucket
         patience = HURRY_SECONDS if hurried else math.inf
@@ -149,10 +149,8 @@ class S3Store:
     def _put_without_condition(self, key: str, data: bytes, refused: Reply) -> bool:
         self.put(key, data)  # raises if it was not the condition that the server refused
         self._conditions_known = False
-        log.warning(
-            "no conditional writes, two racing creators may both succeed: store=%s status=%d code=%s",
-            *(self.url, refused.status, refused.code),
-        )
+        extra = {"store": self.url, "status": refused.status, "code": refused.code}
+        log.warning("no conditional writes, two racing creators may both succeed", extra=extra)
         return True
 
     def _uploads(self, prefix: str) -> Iterator[dict[str, Any]]:
@@ -163,9 +161,8 @@ class S3Store:
             if not page.ok:
                 if self._uploads_known:
                     log.warning(
-                        "multipart uploads cannot be listed, the bucket's lifecycle rule has to end them:"
-                        " store=%s status=%d code=%s",
-                        *(self.url, page.status, page.code),
+                        "multipart uploads cannot be listed, the bucket's lifecycle rule has to end them",
+                        extra={"store": self.url, "status": page.status, "code": page.code},
                     )
                 self._uploads_known = False
                 return
@@ -188,7 +185,8 @@ class S3Store:
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
 
-def _bucket_and_prefix(url: str) -> tuple[str, str]:
+def bucket_and_prefix(url: str) -> tuple[str, str]:
+    """Return what an s3:// URL names: bucket, and prefix with its slash. Raises SettingsError."""
     match = _URL.fullmatch(url)
     if match is None:  # not repeated here: keys do not belong into it, but may stand there
         raise errors.SettingsError("LONGHAUL_STORE_URL is not of the form s3://bucket[/prefix].")

@@ -109,10 +109,9 @@ class Calls:
         shared.store_errors.inc()
         delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (attempt - 1)) * random.uniform(0.5, 1)
         reason = failure if isinstance(failure, str) else self._reason(failure)
-        log.warning(
-            "store call failed, trying again: operation=%s key=%s attempt=%d delay_seconds=%.2f reason=%s",
-            *(operation, key, attempt, delay, reason),
-        )
+        what = {"operation": operation, "key": key, "attempt": attempt}
+        extra = what | {"delay_seconds": round(delay, 2), "reason": reason}
+        log.warning("store call failed, trying again", extra=extra)
         time.sleep(delay)
 
     def unreachable(self, failure: Exception | str, key: str | None = None) -> errors.StoreUnreachable:

@@ -110,7 +110,7 @@ class Upload:
         try:
             self._calls("abort_multipart_upload", accept=(404,), Key=self._key, UploadId=self._upload_id)
         except Exception as error:  # the failure that led here is the one to report
-            log.warning("multipart upload not aborted: key=%s reason=%s", self._key, error)
+            log.warning("multipart upload not aborted", extra={"key": self._key, "reason": error})
 
     def _send_part(self, size: int) -> None:
         if self._upload_id is None:

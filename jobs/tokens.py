@@ -184,10 +184,11 @@ def locate(model: ModelSettings) -> tuple[str, dict[str, Any]]:
         return str(path), options
     if model.source.startswith((".", "/", "~")) or model.source.count("/") > 1:
         raise FileNotFoundError("no such directory")
-    return model.source, options | {"revision": model.revision, "local_files_only": _offline()}
+    return model.source, options | {"revision": model.revision, "local_files_only": offline()}
 
 
-def _offline() -> bool:
+def offline() -> bool:
+    """Tell whether the environment forbids to fetch from a hub."""
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
 
 

@@ -10,7 +10,7 @@ from typing import Self
 
 import orjson
 
-from jobs import buckets, ids
+from jobs import buckets, ids, prefixes
 from jobs.prepared import Prepared, PreparedInputs
 from jobs.records import JobRecord, PlannedRequest
 from jobs.scratch import Scratch, Sorter
@@ -63,12 +63,22 @@ class Window:
         self.planned += 1
 
     def shards(
-        self, record: JobRecord, model: str, size: int, most_tokens: int = _SHARD_TOKENS
+        self,
+        record: JobRecord,
+        model: str,
+        size: int,
+        most_tokens: int = _SHARD_TOKENS,
+        tree: prefixes.Tree | None = None,
     ) -> Iterator[list[PlannedRequest]]:
-        """Yield the window in plan order, `size` requests at a time, fewer when they have `most_tokens`."""
+        """Yield the window in plan order, `size` requests at a time, fewer when they have `most_tokens`.
+
+        Each goes into `tree`, which learns what the order can share.
+        """
         shard: list[PlannedRequest] = []
         room = most_tokens
         for bucket, tokens, row, custom_id, params in self._sorter:
+            if tree is not None:
+                tree.add(-bucket, tokens)
             shard.append(
                 PlannedRequest(
                     id=ids.request_id(record.id, row),
@@ -91,6 +101,8 @@ class Window:
                 shard, room = [], most_tokens
         if shard:
             yield shard
+        if tree is not None:
+            tree.end_window()
 
     def _follows(self, request: Prepared | PreparedInputs, key: bytes) -> bool:
         """Make a request the follower of the earlier one with its key, if there is one."""

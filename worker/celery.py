@@ -8,6 +8,7 @@ from typing import Any
 import click
 from celery import Celery, signals
 from celery.utils import nodenames
+from kombu.transport.virtual import base
 
 from jobs import errors, log, queue
 from jobs.settings import Settings
@@ -77,6 +78,16 @@ def _start(instance: Any, options: dict[str, Any], **_: Any) -> None:
         instance.app.conf.task_queues = startup.check(instance.app.settings)
     except errors.LonghaulError as error:
         sys.exit(f"longhaul: {error}")
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of the transport is one: a wake that came just after a worker had stopped to consume is
+    put back for another, as it should be.
+    """
+    return record.msg != base.W_NO_CONSUMERS
+
+
+logging.getLogger(base.__name__).addFilter(_is_news)
 
 
 @signals.worker_ready.connect

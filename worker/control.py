@@ -67,15 +67,24 @@ class Control:
             log.warning("unit lost", extra=_about(unit))
         except Exception as error:
             failure = type(error).__name__
-            expected = isinstance(error, errors.LonghaulError)
-            extra = _about(unit) | {"reason": str(error), "retry_seconds": RETRY_SECONDS}
-            log.error("unit failed", extra=extra, exc_info=None if expected else error)
-            self._ledger.release_unit(unit, RETRY_SECONDS)
+            self._give_back(unit, error)
         finally:
             with self._lock:
                 del self._held[unit.token]
         self._on_ended(unit, began, failure)
         return True
+
+    def _give_back(self, unit: Unit, error: Exception) -> None:
+        expected = isinstance(error, errors.LonghaulError)
+        reason = errors.advised(error, "Check LONGHAUL_MODELS.")
+        # Whose job it is will read it: what nobody foresaw may tell too much.
+        told = reason if expected else f"{type(error).__name__}; the worker's log says more"
+        failures = None
+        try:
+            failures = self._ledger.release_unit(unit, RETRY_SECONDS, told)
+        finally:
+            extra = _about(unit) | {"failures": failures, "reason": reason, "retry_seconds": RETRY_SECONDS}
+            log.error("unit failed", extra=extra, exc_info=None if expected else error)
 
     def _claim(self, kind: str | None, job_id: str | None, besides: str | None) -> Unit | None:
         # Who may get a plan looks and claims alone: of three at once, each would see too few.

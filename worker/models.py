@@ -10,6 +10,7 @@ from threading import Event
 
 import redis
 
+from jobs import errors
 from jobs.ledger import Group, Lease, Ledger
 from jobs.ledger_fleet import Waiting
 from jobs.records import ResultRow
@@ -81,10 +82,22 @@ class Models:
             engine.free_memory()
             name = name or self._first()
 
+    @property
+    def unavailable(self) -> dict[str, str]:
+        """Why models could not be loaded, by fingerprint."""
+        return {
+            self.fingerprints[name]: model.reason for name, model in self.turns.models.items() if model.reason
+        }
+
     def stats(self) -> dict[str, float] | None:
         """Return what the loaded model's engines have counted since the worker started."""
         serving = self.serving
         return None if serving is None else self._counted(serving)
+
+    def unloaded(self) -> dict[str, dict[str, float]]:
+        """Return the same of models that were loaded before."""
+        serving = self.serving
+        return {name: its for name, its in self._past.copy().items() if not serving or serving.name != name}
 
     def save(self) -> None:
         """Write what is finished and give back what only waited; for a process that is about to end."""
@@ -121,7 +134,7 @@ class Models:
         try:
             opened = engine.open_engine(name, self._settings.models[name], self._settings)
         except Exception as error:
-            self.turns.failed(str(error) or repr(error))
+            self.turns.failed(errors.advised(error, "Check LONGHAUL_MODELS.") or repr(error))
             if not self.turns.can_load:
                 raise
             # What was loaded so far is in the frames; the next model needs its memory.
@@ -181,7 +194,24 @@ class Models:
             return None
         self._look_at = now + self._settings.poll_seconds
         waiting = self._waiting()
-        return None if waiting is None else self.turns.choose(waiting, busy)
+        if waiting is None:
+            return None
+        after = self.turns.choose(waiting, busy)
+        while after is not None and self._another_loads(after, waiting[after]):
+            waiting[after] = Waiting()
+            after = self.turns.choose(waiting, busy)
+        return after
+
+    def _another_loads(self, name: str, waiting: Waiting) -> bool:
+        """Whether another worker has just begun to load a model of which it can run all that waits."""
+        if waiting.requests > self._settings.max_running:
+            return False
+        seconds = max(self._settings.lease_seconds, 2 * self.turns.longest_swap_seconds)
+        try:
+            load = f"load:{self.fingerprints[name]}"
+            return not self._ledger.fleet.take_turn(load, self._worker, seconds)
+        except redis.RedisError:  # whoever loads it now could claim nothing
+            return True
 
     def _leave(self, serving: Serving, after: str) -> bool:
         reason = "its turn is over" if self.turns.has_work else "it has no work"

@@ -1,6 +1,7 @@
 """The command `longhaul run`: a file through a model in one process, without servers."""
 
 import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,8 +75,7 @@ def run(
         served = served.model_copy(update={"chat_template": str(chat_template.resolve())})
     try:
         with _alone(working_directory(output), overwrite):
-            job = OfflineJob(source, output, served, served_name, settings)
-            manifest = job.run(progress.view(as_json=False))
+            manifest = _tidily(source, output, served, served_name, settings)
     except plan.InvalidInput as invalid:
         for found in invalid.errors[: progress.MOST_FAULTS]:
             where = f"line {found.line}: " if found.line else ""
@@ -95,6 +95,24 @@ def run(
     raise SystemExit(3 if manifest.failed else 0)
 
 
+def _tidily(
+    source: Path, output: Path, served: ModelSettings, served_name: str | None, settings: Settings
+) -> Manifest:
+    """Run the job. One that fails before any request ran leaves no working directory, unless it found one."""
+    directory, job = working_directory(output), None
+    found = directory.exists()
+    try:
+        job = OfflineJob(source, output, served, served_name, settings)
+        return job.run(progress.view(as_json=False))
+    except (errors.LonghaulError, OSError) as error:
+        if not found and (job is None or not job.began):
+            shutil.rmtree(directory, ignore_errors=True)
+        if isinstance(error, errors.StoreUnreachable):
+            advice = "Make room, or give another -o; the same command goes on from here."
+            raise errors.LonghaulError(f"{directory}: {error.values['reason']}. {advice}") from error
+        raise
+
+
 def _report(output: Path, manifest: Manifest) -> None:
     rate = orjson.loads(beside(output, "summary").read_bytes())["tokens_per_second"]
     click.echo(
@@ -111,17 +129,30 @@ def _refuse_own_input(source: Path, output: Path) -> None:
     for written in (output, *(beside(output, kind) for kind in KINDS)):
         if written.resolve() == source.resolve():
             raise click.UsageError(f"The run would write over its own input {source}. Give another -o.")
+        if written.exists() and not written.is_file():  # it would be replaced: root can do that to /dev/null
+            raise click.UsageError(f"{written} is no file. Give another -o.")
 
 
 @contextmanager
 def _alone(directory: Path, overwrite: bool) -> Iterator[None]:
     """Hold the working directory for this process; a second run into the same output is refused."""
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with directory.with_name(directory.name + ".lock").open("w") as lock:
+    path = directory.with_name(directory.name + ".lock")
+    with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise errors.Conflict(f"Another run is writing to {directory}.") from None
-        if overwrite:
-            shutil.rmtree(directory, ignore_errors=True)
-        yield
+            raise _another(directory) from None
+        # Who ends takes the lock away: one that was opened before that locks nothing any more.
+        if not path.exists() or not os.path.samestat(path.stat(), os.fstat(lock.fileno())):
+            raise _another(directory)
+        try:
+            if overwrite:
+                shutil.rmtree(directory, ignore_errors=True)
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _another(directory: Path) -> errors.Conflict:
+    return errors.Conflict(f"Another run is writing to {directory}. Let it end, or give another -o.")

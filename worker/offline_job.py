@@ -70,6 +70,8 @@ class OfflineJob:
         self.name = name or first_model(source, settings)
         self.settings = settings.model_copy(update={"models": {self.name: model}})
         self.fingerprint = self.settings.fingerprints[self.name]
+        self.began = False
+        """Whether there may be results: of these nothing is removed."""
         self.record = self._known() or self._new()
 
     def run(self, view: progress.View) -> Manifest:
@@ -89,6 +91,7 @@ class OfflineJob:
                 shown.add(len(finished.rows) - finished.failed, finished.failed, records.NO_USAGE)
                 if len(finished.rows) < planned.total:
                     self._run_left(planned, finished, shown)
+            self.began = True
             self._merge(planned.total, finished.parts)
         manifest = Manifest.from_json(self.store.get(finalize.manifest_key(self.record.id)))
         self._deliver(manifest)
@@ -196,6 +199,7 @@ class OfflineJob:
     def _run_left(self, planned: Planned, finished: Finished, shown: Shown) -> None:
         """Run the requests that are left; write a part every few seconds, also when interrupted."""
         running = self._lent() if self._lent else engine.open_engine(self.name, self.model, self.settings)
+        self.began = True
         part = results.Part(self.record.id)
 
         def end_hung(seconds: float) -> None:

@@ -4,19 +4,23 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from typing import Any
 
 from jobs.ledger import Ledger
 from jobs.ledger_fleet import Present
 
 log = logging.getLogger(__name__)
+_PROMPT = ("prefill_tokens_computed", "prefix_tokens_reused")
 
 
 @dataclass(frozen=True)
 class Seen:
     """What a worker does at the moment. `uses` grows with all it ever began, so that short work shows too.
-    `model` is the fingerprint of the one it serves, or loads.
+    `model` is the fingerprint of the one it serves, or loads; `unavailable` tells why others cannot be;
+    `engine` is what its engine has counted.
     """
 
     state: str
@@ -25,13 +29,17 @@ class Seen:
     uses: int
     capacity: int = 1
     model: str | None = None
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    running: int = 0
+    engine: Mapping[str, float] = field(default_factory=dict)
 
 
 class Presence:
     """Reports a worker, and calls `retire` once: when it is told to, or was idle for `limit_seconds`.
 
     Idle is a worker that serves, holds no lease on a request and no unit, and for none of whose models
-    (fingerprints) anything is queued. What Redis does not tell counts as work. None: an idle worker stays.
+    (fingerprints) anything is queued, while no job waits to be planned or finalized. What Redis does not tell
+    counts as work. None: an idle worker stays.
     """
 
     def __init__(
@@ -49,8 +57,17 @@ class Presence:
         first = next(iter(models), None)
         several = tuple(models) if len(models) > 1 else ()
         self._models = models
-        self._present = Present(name, socket.gethostname(), os.getpid(), first, "loading", models=several)
-        self._since = clock()
+        self._present = Present(
+            name,
+            socket.gethostname(),
+            os.getpid(),
+            first,
+            "loading",
+            models=several,
+            version=metadata.version("longhaul"),
+        )
+        self._since = self._reported = clock()
+        self._counted: Mapping[str, float] = {}
         self._uses = 0
 
     def report(self) -> None:
@@ -65,9 +82,30 @@ class Presence:
             capacity=seen.capacity,
             model=seen.model or self._present.model,
             idle_seconds=round(idle, 3),
+            unavailable=dict(seen.unavailable),
+            running=seen.running,
+            **self._figures(seen.engine),
         )
         if self._ledger.fleet.report(present) and seen.state in ("loading", "serving"):
             self._retire("told to")
+
+    def _figures(self, counted: Mapping[str, float]) -> dict[str, Any]:
+        """Return rates since the last report, and the shares that the engine's counters tell."""
+        before, since = self._counted, self._clock() - self._reported
+        self._counted, self._reported = counted, self._reported + since
+
+        def rate(*names: str) -> float:
+            # Below 0: another model's engine has begun to count.
+            more = sum(counted.get(name, 0) - before.get(name, 0) for name in names)
+            return round(max(0.0, more) / since, 3) if since > 0 else 0.0
+
+        reused = counted.get("prefix_tokens_reused", 0)
+        return {
+            "prompt_tokens_per_second": rate(*_PROMPT),
+            "output_tokens_per_second": rate("tokens_sampled"),
+            "prefix_hit_ratio": _share(reused, sum(counted.get(name, 0) for name in _PROMPT)),
+            "kv_usage_ratio": _share(counted.get("kv_bytes_in_use", 0), counted.get("kv_bytes_budget", 0)),
+        }
 
     def watch(self) -> None:
         """Note whether the worker is idle; retire it when that has lasted long enough."""
@@ -87,7 +125,14 @@ class Presence:
         self._ledger.fleet.leave(self._present.name)
 
     def _queued(self) -> bool:
+        """Whether something may be about to come: jobs of other models that are fed do not keep it."""
+        if self._ledger.fleet.begun_and_ended():
+            return True
         if not self._models:
             return False
         loads, _ = self._ledger.fleet.load(self._models)
         return any(load.queued for load in loads.values())
+
+
+def _share(part: float, whole: float) -> float | None:
+    return round(part / whole, 4) if whole else None

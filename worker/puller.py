@@ -20,7 +20,7 @@ RETRY_SECONDS = 1.0
 
 class Puller:
     """Drives one engine. Only `cancel` may be called from other threads. `groups` counts what this worker
-    claimed, with those before this engine.
+    claimed, with those before this engine; `given_back` the requests that it released.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Puller:
         self._bucket: int | None = None
         self._alone = False
         engine.on_admit = self._admit
-        self.groups = groups
+        self.groups, self.given_back = groups, 0
 
     @property
     def busy(self) -> bool:
@@ -149,6 +149,7 @@ class Puller:
         self._engine.cancel([lease.request.id for lease in leases])
         self._held.drop(leases)
         self._ledger.release(self._fingerprint, leases)
+        self.given_back += len(leases)
         log.info("requests released", extra={"requests": len(leases)})
 
 

@@ -58,7 +58,7 @@ class Service:
             self._count,
         )
         self._counting = Lock()
-        self._completed = self._refused = 0
+        self._completed = self._refused = self._completed_before = 0
         self._presence = Presence(
             self.ledger,
             self.name,
@@ -69,7 +69,7 @@ class Service:
         )
         self._started = time.monotonic()
         self._registry = endpoint.registry(settings.models)
-        self._finished = finished.Finished(self._registry)
+        self._finished = finished.Finished(self._registry, settings.served)
         self._units_ended = state.units_ended(self._registry)
 
     def start(self) -> None:
@@ -102,6 +102,7 @@ class Service:
         """Stop claiming and drain; returns at once, and may be called again."""
         if not self._stopping.is_set():
             self._models.stop_at = time.monotonic() + self.settings.drain_seconds
+            self._completed_before = self._completed
             self._stopping.set()
             self._sweeper.stopping.set()
             self._models.wake.set()
@@ -132,6 +133,18 @@ class Service:
         mine = None if kind == "plan" else job_id
         return self._claiming and self._control.run_unit(kind, mine)
 
+    def ending(self) -> dict[str, int]:
+        """Return what became of the requests that were held when it was told to stop.
+
+        They were finished and written, or given back; what is left goes to others when its leases run out.
+        """
+        serving = self._models.serving
+        return {
+            "finished": self._completed - self._completed_before,
+            "given_back": serving.puller.given_back if serving else 0,
+            "left_to_expire": len(self._held),
+        }
+
     def stats(self) -> dict[str, Any]:
         """Return what the service and its engine are doing, as JSON values."""
         serving, turns = self._models.serving, self._models.turns
@@ -149,6 +162,7 @@ class Service:
             "refused": self._refused,
             "uptime_seconds": round(time.monotonic() - self._started, 3),
             "engine": self._models.stats(),
+            "unloaded": self._models.unloaded(),
         }
 
     def _state(self) -> str:
@@ -178,7 +192,10 @@ class Service:
         capacity = serving.engine.config.max_running if serving else self.settings.max_running
         uses = self._models.groups.total() + self._control.claimed
         model = self._models.fingerprints[name] if name else None
-        return Seen(self._state(), len(self._held), self._control.held, uses, capacity, model)
+        held, units = len(self._held), self._control.held
+        running = len(serving.engine.running) if serving else 0
+        counted, failing = self._models.stats() or {}, self._models.unavailable
+        return Seen(self._state(), held, units, uses, capacity, model, failing, running, counted)
 
     def _watch_idleness(self) -> None:
         self._presence.watch()
@@ -191,7 +208,7 @@ class Service:
         try:
             self._models.run()
         except errors.LonghaulError as error:
-            self.failed = str(error)
+            self.failed = errors.advised(error, "Check LONGHAUL_MODELS.")
         except Exception as error:
             # First, and with what there is: when memory is what is missing, its holders are in the frames.
             self.failed = "The engine thread ended."

@@ -82,7 +82,7 @@ def size(
     """
     changed = {} if max_running is None else {"max_running": max_running}
     settings = Settings.load(**changed)
-    need = _footprint(model, settings, dtype, tensor_parallel)
+    need = footprint_of(model, settings, dtype, tensor_parallel)
     if context > need.context_tokens:
         raise errors.LonghaulError(
             f"--context {context:,} is more than the model has, which is {need.context_tokens:,}."
@@ -100,8 +100,11 @@ def size(
         click.echo(_text(need, memory, rows, context, settings.max_running))
 
 
-def _footprint(model: str, settings: Settings, dtype: str | None, parallel: int) -> "Footprint":
-    """Read the config; everything that takes long to import is imported here."""
+def footprint_of(model: str, settings: Settings, dtype: str | None, parallel: int) -> "Footprint":
+    """Return what a model needs, by its config; raises errors.ModelUnavailable.
+
+    Everything that takes long to import is imported here.
+    """
     tokens.import_transformers()
     import torch
 

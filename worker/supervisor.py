@@ -42,6 +42,9 @@ class Service(Protocol):
     def wait(self, timeout: float) -> bool:
         """Wait until no lease is held any more; tell whether that is so."""
 
+    def ending(self) -> dict[str, int]:
+        """Tell what became of the requests that were held when the stop began."""
+
     def wake(self) -> None:
         """Look for work now."""
 
@@ -109,7 +112,7 @@ class Supervisor:
             self.service.start()
             self._started.set()
         except errors.LonghaulError as error:
-            self._orders.put(str(error))
+            self._orders.put(errors.advised(error, "Check LONGHAUL_MODELS."))
         except Exception as error:
             log.exception("the service cannot start")
             self._orders.put(f"The service cannot start: {error!r}. The log says where.")
@@ -126,7 +129,8 @@ class Supervisor:
         self.service.begin_stop()
         self._wake()
         self.drained = self._drain(begun)
-        log.info("stopped", extra={"drained": self.drained, "seconds": round(time.monotonic() - begun, 2)})
+        seconds = round(time.monotonic() - begun, 2)
+        log.info("stopped", extra={"drained": self.drained, **self.service.ending(), "seconds": seconds})
         self._stopped.set()
         while self._busy() and time.monotonic() < begun + self._limit:
             time.sleep(_TICK_SECONDS / 5)

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from jobs.ledger_fleet import Waiting
@@ -21,7 +22,8 @@ class Model:
     """What a worker knows of one of its models.
 
     `swaps` are its loads but for a worker's first; what loads took adds up in `loading_seconds`, and
-    `swap_seconds` is what the last one cost, the end of the model before it included.
+    `swap_seconds` is what the last one cost, the end of the model before it included. `seconds` is the time
+    that the worker has been there for it, from one load's beginning to the next one's.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Model:
     loads: int = 0
     swaps: int = 0
     loading_seconds: float = 0.0
+    seconds: float = 0.0
     failures: int = 0
     retry_at: float = float("-inf")
     reason: str | None = None
@@ -47,12 +50,19 @@ class Turns:
         self.has_work = False
         """Whether the loaded model had work when it was last asked whom to load."""
         self._share, self._clock = share, clock
-        self._came = self._worked = self._emptied = clock()
+        self._came = self._worked = self._emptied = self._since = clock()
+        self._paying: Model | None = next(iter(self.models.values()), None)
+        self._settling = Lock()
         self._tail_seconds = self._owed = 0.0
 
     @property
     def several(self) -> bool:
         return len(self.models) > 1
+
+    @property
+    def longest_swap_seconds(self) -> float:
+        """What the model that took longest cost to load last."""
+        return max(model.swap_seconds for model in self.models.values())
 
     @property
     def can_load(self) -> bool:
@@ -99,7 +109,8 @@ class Turns:
 
     def begin(self, name: str) -> None:
         """Note that a model is about to be loaded."""
-        self.loading = name
+        self._settle()
+        self.loading, self._paying = name, self.models[name]
 
     def came(self) -> None:
         """Note that it is loaded."""
@@ -108,7 +119,8 @@ class Turns:
         model.loads += 1
         model.failures, model.reason, model.retry_at = 0, None, float("-inf")
         self.loaded = model.name
-        log.info("model came", extra={"model": model.name, "swap_seconds": round(model.swap_seconds, 3)})
+        took = "swap_seconds" if model.swaps else "load_seconds"
+        log.info("model came", extra={"model": model.name, took: round(model.swap_seconds, 3)})
 
     def failed(self, reason: str) -> None:
         """Note that it could not be loaded, and when to try again."""
@@ -121,6 +133,7 @@ class Turns:
 
     def told(self) -> dict[str, dict[str, Any]]:
         """Return what became of each model, as JSON values."""
+        self._settle()
         return {
             model.name: {
                 "state": self._state(model),
@@ -129,6 +142,7 @@ class Turns:
                 "swaps": model.swaps,
                 "swap_seconds": round(model.swap_seconds, 3),
                 "loading_seconds": round(model.loading_seconds, 3),
+                "seconds": round(model.seconds, 3),
             }
             for model in self.models.values()
         }
@@ -136,6 +150,14 @@ class Turns:
     @property
     def _turn_seconds(self) -> float:
         return swapping.turn_seconds((model.swap_seconds for model in self.models.values()), self._share)
+
+    def _settle(self) -> None:
+        """Count the time until now for whose it was."""
+        with self._settling:
+            now = self._clock()
+            if self._paying is not None:
+                self._paying.seconds += now - self._since
+            self._since = now
 
     def _spent(self) -> Model:
         """Count what the load took; return the model it was of."""

@@ -157,10 +157,9 @@ def _divided(begin: float, moments: Mapping[str, float | None]) -> dict[str, flo
 
 
 def _first(log: Iterable[Event], name: str, **facts: Any) -> Event | None:
-    """Return the first event of that name; the engine's have their fields in their text."""
+    """Return the first event of that name with these facts."""
     for event in log:
-        named = event["event"] == name or event["event"].startswith(f"{name} name=")
-        if named and all(event.get(key) == value for key, value in facts.items()):
+        if event["event"] == name and all(event.get(key) == value for key, value in facts.items()):
             return event
     return None
 

@@ -31,7 +31,7 @@ FAMILIES = PUT, ERRORS, EXPIRED, FINISHED, LATE = (
     ),
     Family("jobs_expired_total", "counter", "Jobs that this process found past their deadline.", ()),
 )
-_FAILURES = ("refused", "engine_error", "worker_lost")
+REASONS = ("stop", "length", "tool_calls", "embedded", "refused", "engine_error", "worker_lost")
 
 
 def _counter(family: Family) -> Counter:
@@ -45,12 +45,12 @@ store_errors, leases_expired, requests_finished, jobs_expired = map(
 
 
 def register(registry: CollectorRegistry, models: Iterable[str] = ()) -> None:
-    """Have a registry show them; what goes wrong with these models from 0 on: a series that begins with 1 is
-    no increase to Prometheus.
+    """Have a registry show them, those of these models from 0 on: to Prometheus a series that begins with 1
+    is no increase. If only failures began with 0, a first one would be all of the requests that it sees.
     """
     for metric in (store_put, store_errors, leases_expired, requests_finished, jobs_expired):
         registry.register(metric)
     for model in models:
         leases_expired.labels(model)
-        for reason in _FAILURES:
+        for reason in REASONS:
             requests_finished.labels(model, reason)

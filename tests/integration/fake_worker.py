@@ -43,6 +43,9 @@ class FakeService:
     def wait(self, timeout: float) -> bool:
         return self._stopped.wait(timeout)
 
+    def ending(self) -> dict[str, int]:
+        return {}
+
     def wake(self) -> None:
         self._note("wake")
 

@@ -120,7 +120,7 @@ def test_a_model_that_cannot_load_ends_the_worker_with_one_line(start: Start) ->
     worker = start(FAKE_FAILS="no such file", FAKE_LOAD="1")
     assert worker.exit_code(20) == 1
     assert worker.plain_lines == [
-        "longhaul: Model 'm' cannot be loaded from 'nowhere': no such file. Check --model or LONGHAUL_MODELS."
+        "longhaul: Model 'm' cannot be loaded from 'nowhere': no such file. Check LONGHAUL_MODELS."
     ]
     assert "Traceback" not in worker.log
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import ids, plan
+from jobs import errors, ids, plan
 from jobs.embedded import RedisServer
 from jobs.ledger import Ledger
 from jobs.settings import Settings
@@ -15,6 +15,8 @@ from jobs.store_local import LocalStore
 from tests.integration import ledger_support as support
 from tests.integration.celery_worker import wait_until
 from worker.control import PLANS_AT_ONCE, Control
+
+_NO_MODEL = errors.ModelUnavailable(name="m", source="nowhere", reason="no such file")
 
 
 @pytest.fixture
@@ -102,3 +104,34 @@ def enter(ledger: Ledger, store: LocalStore, tenant: str) -> str:
     store.put(f"jobs/{record.id}/job.json", record.to_json())
     ledger.create(record)
     return record.id
+
+
+def test_why_a_plan_fails_is_told_to_whoever_asks_and_counted(
+    settings: Settings,
+    ledger: Ledger,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, raised = LocalStore(tmp_path), iter([_NO_MODEL, _NO_MODEL, RuntimeError("a secret")])
+    control = Control(settings, ledger, store, lambda _: None)
+
+    def fails(self: plan.Planner, sink: plan.Sink) -> None:
+        raise next(raised)
+
+    monkeypatch.setattr(plan.Planner, "plan", fails)
+    monkeypatch.setattr("worker.control.RETRY_SECONDS", 0.0)
+    job_id = enter(ledger, store, "default")
+    told = []
+    for _ in range(3):
+        assert control.run_unit("plan")
+        (failing,) = ledger.tenants.depth("default").failing
+        told.append((failing.job_id, failing.kind, failing.failures, failing.reason))
+    advised = "Model 'm' cannot be loaded from 'nowhere': no such file. Check LONGHAUL_MODELS."
+    assert told == [
+        (job_id, "plan", 1, advised),
+        (job_id, "plan", 2, advised),
+        (job_id, "plan", 3, "RuntimeError; the worker's log says more"),
+    ]
+    logged = [vars(line)["failures"] for line in caplog.records if line.getMessage() == "unit failed"]
+    assert logged == [1, 2, 3]

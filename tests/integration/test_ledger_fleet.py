@@ -132,6 +132,23 @@ def test_units_are_those_that_are_open(ledger: Ledger) -> None:
     assert ledger.fleet.load([MODEL])[1] == 1
 
 
+def test_jobs_that_are_fed_are_neither_begun_nor_ended(ledger: Ledger) -> None:
+    counted = ledger.fleet.begun_and_ended
+    assert counted() == 0
+    entered = support.record()
+    ledger.create(entered)
+    assert counted() == 1
+    unit = support.claimed(ledger, "plan", entered.id)
+    ledger.release_unit(unit, 100)
+    assert counted() == 1, "though it is due only later"
+    job_id = planned(ledger, 4, 100)
+    assert counted() == 1
+    feed(ledger, job_id, 0, 4, of=4)
+    assert counted() == 1
+    ledger.cancel(job_id)
+    assert counted() == 2
+
+
 def test_one_autoscaler_at_a_time_changes_the_workers_of_a_model(ledger: Ledger) -> None:
     assert ledger.fleet.take_turn(MODEL, "a", 60)
     assert ledger.fleet.take_turn(MODEL, "a", 0.05)
@@ -140,6 +157,22 @@ def test_one_autoscaler_at_a_time_changes_the_workers_of_a_model(ledger: Ledger)
     time.sleep(0.1)
     assert ledger.fleet.take_turn(MODEL, "b", 60)
     assert not ledger.fleet.take_turn(MODEL, "a", 60)
+
+
+def test_a_clock_that_was_set_back_gives_nobody_the_turn_for_long(ledger: Ledger) -> None:
+    ledger.redis.hset(ledger._keys.name("work"), f"turn:{MODEL}", f"a|{(time.time() + 7200) * 1000:.0f}")
+    assert ledger.fleet.take_turn(MODEL, "b", 15)
+    assert not ledger.fleet.take_turn(MODEL, "a", 15)
+
+
+def test_who_reported_before_the_clock_was_set_back_is_not_there_until_he_does_again(ledger: Ledger) -> None:
+    ledger.fleet.report(worker())
+    name = ledger._keys.name("workers")
+    _, _, facts = ledger.redis.hget(name, "w").partition(b"|")
+    ledger.redis.hset(name, "w", b"%d|" % ((time.time() + 7200) * 1000) + facts)
+    assert ledger.fleet.present() == []
+    ledger.fleet.report(worker())
+    assert len(ledger.fleet.present()) == 1
 
 
 def test_what_was_learned_is_there_for_the_next(ledger: Ledger) -> None:
@@ -176,3 +209,12 @@ def test_a_worker_hears_with_its_next_report_that_it_is_to_retire(ledger: Ledger
     ledger.fleet.retire(["w", "never heard of"])
     assert ledger.fleet.report(worker())
     assert ledger.redis.scard(ledger._keys.name("retiring")) == 1
+
+
+def test_what_a_newer_worker_tells_besides_is_passed_over(ledger: Ledger) -> None:
+    key = ledger._keys.name("workers")
+    ledger.fleet.report(Present("w", "h", 1, MODEL, "serving", running=2))
+    said = ledger.redis.hget(key, "w").decode()
+    ledger.redis.hset(key, "w", said.replace("{", '{"humour":1,', 1))
+    (found,) = ledger.fleet.present()
+    assert (found.name, found.running) == ("w", 2)

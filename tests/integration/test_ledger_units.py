@@ -113,3 +113,31 @@ def test_every_open_unit_counts_as_depth_until_it_is_closed(ledger: Ledger) -> N
     assert ledger.depth().control == 1
     support.finish(ledger, unit.job_id)
     assert ledger.depth().control == 0
+
+
+def test_failures_of_a_unit_are_counted_with_their_reason_until_it_goes_well(ledger: Ledger) -> None:
+    record = support.record()
+    ledger.create(record)
+
+    def failing() -> list[tuple[str, int, str]]:
+        found = ledger.tenants.depth(record.tenant).failing
+        assert list(found) == ledger.fleet.failing()
+        return [(one.job_id, one.failures, one.reason) for one in found]
+
+    assert failing() == []
+    for count in (1, 2, 3):
+        unit = support.claimed(ledger, "plan")
+        assert ledger.release_unit(unit, 0, f"gone | {count} \ud800") == count
+        assert ledger.release_unit(unit, 0, "twice") == count  # the answer to the first was lost
+    assert failing() == [(record.id, 3, "gone | 3 \\ud800")]
+    unit = support.claimed(ledger, "plan")
+    assert unit.attempts == 1  # its worker did not vanish
+    ledger.release_unit(unit)
+    assert failing() == []
+
+
+def test_a_unit_that_is_closed_fails_no_more(ledger: Ledger) -> None:
+    unit = support.planning(ledger)
+    ledger.release_unit(unit, 0, "gone")
+    ledger.cancel(unit.job_id)
+    assert ledger.fleet.failing() == []

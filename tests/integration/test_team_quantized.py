@@ -181,4 +181,4 @@ def test_one_of_two_ranks_makes_the_weights_that_one_process_makes(
     )
     assert len(team) >= len(names)
     assert team == alone
-    assert spread.outputs[tier].count("quantising bits=") == len(names)
+    assert spread.outputs[tier].count(":quantising\n") == len(names)

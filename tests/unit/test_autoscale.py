@@ -1,19 +1,35 @@
 """The autoscaler over twins of slots and of the ledger: whom it starts, whom it lets go, what it says."""
 
 import json
+import os
 import socket
+import sys
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import redis
 from click.testing import CliRunner
 
-from jobs import autoscale, autoscale_command, autoscale_lines, cli, scaled, scaling, slots
+from jobs import (
+    autoscale,
+    autoscale_command,
+    autoscale_lines,
+    cli,
+    scaled,
+    scaling,
+    servers,
+    slots,
+    worker_log,
+)
 from jobs.autoscale import Autoscaler
 from jobs.ledger_fleet import Due, Load, Present
+from jobs.ledger_types import Failing
 from jobs.settings import ModelSettings, Settings
 
 HOST = socket.gethostname()
@@ -26,14 +42,16 @@ class Slot:
         self.name, self._pid = name, pid
         self.worker: Any = None
         self.model: str | None = None
-        self.retiring = self.came_to_serve = False
+        self.retiring = self.came_to_serve = self.silent = self.hung = self.loads = False
+        self.reported: str | None = None
         self.end: slots.End | None = None
         self.gone: set[str | None] = set()
         self.locked = False
 
     @property
     def serving(self) -> bool:
-        return self.worker is not None and self.came_to_serve and not self.retiring
+        there = self.worker is not None and self.came_to_serve
+        return there and not (self.retiring or self.silent)
 
     @property
     def starting(self) -> bool:
@@ -50,10 +68,11 @@ class Slot:
         return model in self.gone
 
     def start(self, model: str | None) -> None:
-        self.worker, self.model, self.retiring, self.came_to_serve = object(), model, False, False
+        self.worker, self.model = object(), model
+        self.retiring = self.came_to_serve = self.silent = self.hung = False
 
     def served(self) -> float | None:
-        if self.worker is None or self.came_to_serve:
+        if self.worker is None or self.came_to_serve or self.loads:
             return None
         self.came_to_serve = True
         return 20.0
@@ -64,14 +83,23 @@ class Slot:
             self.worker = None
         return end
 
+    def end_hung(self) -> None:
+        self.retiring = self.hung = True
+        assert self.model is not None
+        self.end = slots.End(self.model, -9, self.came_to_serve, 1, 1.0, "")
+
     def terminate(self) -> None: ...
 
     def lock(self) -> None:
         if self.locked:
             raise slots.SlotTaken(pid=1, slot=self.name, namespace="n")
 
-    def stop(self) -> None:
+    metrics: str | None = None
+    given_back = 0
+
+    def stop(self) -> int:
         self.worker = None
+        return self.given_back
 
     kill = unlock = stop
 
@@ -83,11 +111,13 @@ class Fleet:
         self.loads: dict[str, Load] = {}
         self.units = 0
         self.workers: list[Present] = []
+        self.told: list[str] = []
         self.retired: list[str] = []
         self.left: list[str] = []
         self.known: dict[str, tuple[float, float]] = {}
         self.away, self.mine = False, True
         self.turns: list[str] = []
+        self.fails: list[Failing] = []
 
     def load(self, names: list[str]) -> tuple[dict[str, Load], int]:
         if self.away:
@@ -97,8 +127,12 @@ class Fleet:
     def present(self) -> list[Present]:
         return self.workers
 
+    def failing(self) -> list[Failing]:
+        return self.fails
+
     def retire(self, names: list[str]) -> None:
-        self.retired += names
+        self.told += names
+        self.retired += [name for name in names if name not in self.retired]
 
     def leave(self, name: str) -> None:
         self.left.append(name)
@@ -118,10 +152,15 @@ class Fleet:
 
 class World:
     def __init__(
-        self, models: tuple[str, ...] = ("m",), places: int = 4, model: str | None = None, **options: Any
+        self,
+        models: tuple[str, ...] = ("m",),
+        places: int = 4,
+        model: str | None = None,
+        settings: Mapping[str, Any] = MappingProxyType({}),
+        **options: Any,
     ) -> None:
         named = {name: ModelSettings(source="x", engine="echo") for name in models}
-        self.settings = Settings(models=named, model=model, scale_idle_seconds=10)
+        self.settings = Settings(models=named, model=model, scale_idle_seconds=10, **settings)
         self.fingerprints = self.settings.fingerprints
         self.fleet, self.now = Fleet(), 0.0
         self.fleet.known = dict.fromkeys(self.fingerprints.values(), (100.0, 20.0))
@@ -267,6 +306,137 @@ def test_workers_of_other_machines_count_and_silent_ones_do_not() -> None:
     assert world.running() == ["gpu 0", "gpu 1"]
 
 
+def hangs(world: World, seconds: float) -> list[int]:
+    """Let so much time pass; return after how many seconds workers were killed."""
+    world.turns(int(seconds / 2))
+    return [facts["seconds"] for facts in world.events("hung")]
+
+
+def test_a_worker_that_hangs_while_it_loads_is_ended_and_another_started() -> None:
+    world = World(places=1)
+    world.slots[0].loads = True
+    world.put(queued=10, tokens=100)
+    assert hangs(world, 1790) == []
+    assert hangs(world, 20) == [1802]
+    assert world.events("crashed")[0]["status"] == -9
+    assert len(world.events("start")) == 2
+    (facts,) = world.events("hung")
+    assert autoscale_lines.line("hung", facts) == (
+        "gpu 0: the worker of m has been loading for 1802 s; it is killed"
+    )
+
+
+def test_who_is_known_to_take_long_to_start_may_take_five_times_as_long() -> None:
+    world = World(places=1)
+    world.scaler._models[0].startup_seconds = 1000.0
+    world.slots[0].loads = True
+    world.put(queued=10, tokens=100)
+    assert hangs(world, 4990) == []
+    assert hangs(world, 20) == [5002]
+
+
+def test_a_limit_of_nothing_is_none() -> None:
+    world = World(places=1, settings={"scale_startup_limit_seconds": 0, "step_timeout_seconds": 0})
+    world.slots[0].loads = True
+    world.put(queued=10, tokens=100)
+    assert hangs(world, 40_000) == []
+
+
+def test_a_worker_that_hangs_in_a_swap_is_ended_too() -> None:
+    world = World(places=1)
+    world.put(queued=10, tokens=100)
+    world.turns(2)
+    world.reports(0)
+    assert hangs(world, 3000) == []
+    world.fleet.workers = [replace(each, state="loading") for each in world.fleet.workers]
+    assert hangs(world, 2000) == [1802]
+
+
+def test_a_worker_elsewhere_that_hangs_while_it_loads_does_not_count_for_ever() -> None:
+    world = World()
+    far = Present("far", "elsewhere", 5, world.fingerprints["m"], "loading")
+    world.fleet.workers = [far]
+    world.put(queued=10, tokens=100)
+    world.turns(800)
+    assert world.running() == []
+    world.turns(106)
+    assert world.running() == ["gpu 0"]
+
+
+def test_for_a_worker_that_says_nothing_any_more_another_is_started() -> None:
+    world = World(places=2)
+    world.put(queued=10, tokens=100)
+    world.turns(2)
+    world.reports(10)
+    world.turns(100)
+    assert world.running() == ["gpu 0"]
+    world.fleet.workers = []
+    world.turns(10)
+    assert world.running() == ["gpu 0"], "its leases may not have run out"
+    world.turns(10)
+    assert world.running() == ["gpu 0", "gpu 1"]
+    assert world.events("hung") == []
+    assert hangs(world, 890) == [902]
+    assert world.events("hung")[0]["reason"] == "silent"
+
+
+def test_a_worker_is_not_silent_because_redis_or_the_autoscaler_were_stopped() -> None:
+    world = World(places=2)
+    world.put(queued=10, tokens=100)
+    world.turns(2)
+    world.fleet.away = True
+    world.turns(2000)
+    world.fleet.away = False
+    world.turns(10)
+    world.reports(10)
+    world.turns(1, seconds=100_000)
+    world.turns(10)
+    assert world.running() == ["gpu 0"]
+    assert not world.events("hung")
+
+
+def test_an_autoscaler_that_was_stopped_does_not_let_workers_go_at_its_first_look() -> None:
+    world = World(places=2)
+    world.put(queued=10, tokens=100)
+    world.scaler._models[0].startup_seconds = 200.0
+    world.turns(2)
+    world.put()
+    world.reports(0)
+    world.turns()
+    world.turns(1, seconds=100_000)
+    assert world.fleet.retired == []
+
+
+def test_who_is_to_retire_is_told_again_by_a_redis_that_lost_all() -> None:
+    world = World(places=1)
+    world.put(queued=10, tokens=100)
+    world.turns()
+    world.put()
+    world.reports(0)
+    world.turns(60)
+    told = world.fleet.told.count("w0")
+    world.turns()
+    assert world.fleet.told.count("w0") == told + 1, "it reports as if it had not heard"
+    world.fleet.workers = [replace(each, state="retiring") for each in world.fleet.workers]
+    world.turns(10)
+    assert world.fleet.told.count("w0") == told + 1
+
+
+def test_a_worker_serves_when_it_reports_so_whatever_its_log_says(tmp_path: Path) -> None:
+    slot = slots.Slot("gpu 0", {}, tmp_path, Settings())
+    assert slot.served() is None
+    slot.worker = servers.Server("w", [sys.executable, "-c", "import time; time.sleep(60)"], slot._log)
+    try:
+        assert slot.served() is None
+        slot._log.unlink()
+        assert slot.served() is None, "a log that was taken away says nothing"
+        assert slot.worker.tail() == "  (nothing)"
+        slot.reported = "serving"
+        assert slot.served() is not None
+    finally:
+        slot.kill()
+
+
 def test_while_another_autoscaler_moves_this_one_does_not() -> None:
     world = World()
     world.fleet.mine = False
@@ -344,10 +514,40 @@ def test_another_autoscaler_of_the_machine_may_have_the_worker_for_control() -> 
         ("redis_back", {}, "Redis answers again"),
         ("redis_away", {"reason": "no"}, "Redis does not answer: no"),
         ("stopping", {"workers": 2, "reason": "because"}, "stopping 2 workers: because"),
-        ("scale", {"model": "m", "from": 1, "to": 3, "reason": "why"}, "m: 1 -> 3 workers: why"),
+        (
+            "serving",
+            {"slot": "gpu 0", "model": "m", "seconds": 3.5, "metrics": "127.0.0.1:9464"},
+            "gpu 0: serving m after 3.5 s; metrics at 127.0.0.1:9464",
+        ),
+        (
+            "unit_fails",
+            {"job": "b1", "unit": "plan", "failures": 1, "reason": "gone."},
+            "b1: its step 'plan' failed and is tried again: gone.",
+        ),
+        ("not_loaded", {"model": "m", "reason": "gone."}, "m is not loaded by a worker that should: gone."),
+        ("stopped", {"workers": 1, "given_back": 2}, "stopped: 1 worker ended, 2 requests given back"),
+        ("stopped", {"workers": 0, "given_back": 0}, "stopped: no worker ran"),
+        (
+            "watching",
+            {
+                "models": ["a", "b"],
+                "slots": ["gpu 0", "gpu 1"],
+                "min": 0,
+                "max": 2,
+                "not_scaled": ["c"],
+                "dry_run": False,
+            },
+            "scaling: a, b; 0 to 2 workers on gpu 0, gpu 1; not scaled here: c (LONGHAUL_MODEL)",
+        ),
+        ("scale", {"model": "m", "from": 1, "to": 3, "others": 0, "reason": "why"}, "m: 1 -> 3 workers: why"),
+        (
+            "scale",
+            {"model": "m", "from": 1, "to": 3, "others": 2, "reason": "why"},
+            "m: 1 -> 3 workers besides 2 that others started: why",
+        ),
         (
             "would_scale",
-            {"model": "m", "from": 0, "to": 1, "reason": "why"},
+            {"model": "m", "from": 0, "to": 1, "others": 0, "reason": "why"},
             "m: would be 0 -> 1 workers: why",
         ),
     ],
@@ -378,6 +578,83 @@ def test_a_dry_run_starts_nothing_and_says_each_change_once() -> None:
     world.turns(5)
     assert world.running() == []
     assert [facts["to"] for facts in world.events("would_scale")] == [3]
+    world.put()
+    world.turns(5)
+    assert len(world.events("would_scale")) == 1, "nothing would change"
+    world.put(queued=1000, tokens=30_000)
+    world.turns(5)
+    assert [facts["to"] for facts in world.events("would_scale")] == [3, 3]
+
+
+def test_a_dry_run_counts_the_workers_of_an_autoscaler_beside_it() -> None:
+    world = World(dry=True)
+    world.put(queued=1000, tokens=30_000)
+    far = Present("far", "elsewhere", 5, world.fingerprints["m"], "serving", 64, capacity=64)
+    world.fleet.workers = [far]
+    world.turns(5)
+    assert [(facts["from"], facts["to"]) for facts in world.events("would_scale")] == [(1, 3)]
+    world.fleet.workers = [replace(far, name=f"far{number}") for number in range(3)]
+    world.turns(5)
+    assert len(world.events("would_scale")) == 1, "what is wanted is there"
+
+
+def test_a_dry_run_tells_of_the_worker_for_control_too() -> None:
+    world = World(("a", "b"), dry=True)
+    world.fleet.units = 1
+    world.turns(5)
+    (facts,) = world.events("would_scale")
+    assert (facts["model"], facts["to"], facts["reason"]) == (None, 1, "1 unit of a job is open")
+
+
+def test_what_workers_complain_of_is_said_once_while_it_lasts() -> None:
+    world = World(("a", "b"), model="a,b")
+    world.fleet.fails = [Failing(f"batch_{number}", "plan", 2, "gone.") for number in range(3)]
+    exact = world.fingerprints["b"]
+    world.fleet.workers = [Present("w", "h", 5, exact, "serving", unavailable={exact: "no file."})]
+    world.turns(5)
+    (step,) = world.events("unit_fails")
+    assert (step["unit"], step["failures"], step["reason"]) == ("plan", 2, "gone.")
+    assert world.events("not_loaded") == [{"model": "b", "reason": "no file."}]
+    world.fleet.fails, world.fleet.workers = [], []
+    world.turns()
+    world.fleet.fails = [Failing("batch_9", "plan", 1, "gone.")]
+    world.turns()
+    assert len(world.events("unit_fails")) == 2
+
+
+def test_the_last_line_tells_how_many_requests_were_given_back() -> None:
+    world = World(places=2)
+    world.scaler.stop()
+    assert world.said == [], "it never began"
+    world.put(queued=1000, tokens=30_000)
+    world.turns()
+    world.slots[0].given_back = 3
+    world.scaler.stop()
+    assert world.said[-1] == ("stopped", {"workers": 2, "given_back": 3})
+
+
+LOGGED = {
+    "json": (
+        '{"event": "metrics served", "host": "127.0.0.1", "port": 9470}',
+        '{"event": "stopped", "drained": true, "finished": 4, "given_back": 3, "left_to_expire": 0}',
+    ),
+    "text": (
+        'Z info     metrics served [worker.metrics.endpoint] host="127.0.0.1" port=9470',
+        "Z info     stopped [worker.supervisor] drained=true finished=4 given_back=3 left_to_expire=0",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(LOGGED))
+def test_a_workers_log_tells_its_metrics_and_what_it_gave_back(kind: str, tmp_path: Path) -> None:
+    script = f"for line in {LOGGED[kind]!r}: print(line)"
+    worker = servers.Server("w", [sys.executable, "-c", script], tmp_path / "log")
+    worker.process.wait()
+    assert worker_log.metrics(worker) == "127.0.0.1:9470"
+    assert worker_log.given_back(worker) == 3
+    silent = servers.Server("w", [sys.executable, "-c", ""], tmp_path / "other")
+    silent.process.wait()
+    assert (worker_log.metrics(silent), worker_log.given_back(silent)) == (None, 0)
 
 
 def test_crashes_at_the_start_are_given_up_and_later_ones_much_later() -> None:
@@ -417,6 +694,9 @@ def test_a_slot_of_the_same_name_and_namespace_is_locked(tmp_path: Path) -> None
     [
         (["--gpus", "0,0"], "is not a list of different GPUs"),
         (["--cpus", "1", "--min", "2"], "2 is more than 1"),
+        (["--gpus", "a,b"], "is not a list of different GPUs"),
+        (["--gpus", "GPU-1,2:0"], "is not a list of different GPUs"),
+        (["--gpus", "0", "--cpus", "1"], "exclude each other"),
         (["--max", "0"], "Invalid value for '--max'"),
     ],
 )
@@ -425,13 +705,47 @@ def test_what_cannot_be_is_refused(options: list[str], reason: str, monkeypatch:
     result = CliRunner().invoke(cli.main, ["autoscale", *options])
     assert result.exit_code == 2
     assert reason in result.output
+    monkeypatch.delenv("LONGHAUL_MODELS")
+    assert CliRunner().invoke(cli.main, ["autoscale", *options]).output == result.output, (
+        "settings come after"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--gpus", "0,7"], "--gpus 7: there are 0, 1. Workers may not come to serve."),
+        (["--gpus", "0,1", "--max", "3"], "--max 3 is more than there are slots; it is 2."),
+        (["--gpus", "GPU-8932f937,MIG-GPU-1/2/3"], ""),
+    ],
+)
+def test_what_looks_like_a_mistake_is_said_first(
+    options: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "gpus", lambda: ["0", "1"])
+    result = CliRunner().invoke(cli.main, ["autoscale", *options])
+    said, _, last = result.stderr.partition("longhaul: LONGHAUL_MODELS is empty")
+    assert said == (f"longhaul: {words}\n" if words else "")
+    assert ". .longhaul/environment" in last
+
+
+def test_it_begins_by_saying_what_it_watches_and_what_not() -> None:
+    models = {name: ModelSettings(source="x", engine="echo") for name in "abc"}
+    places: Any = [Slot("gpu 0", 1)]
+    policy = scaling.Policy(0, 1)
+    some = autoscale_command._watching(Settings(models=models, model="a,b"), places, policy, False)
+    assert (some["models"], some["not_scaled"], some["slots"]) == (["a", "b"], ["c"], ["gpu 0"])
+    every = autoscale_command._watching(Settings(models=models), places, policy, False)
+    assert (every["models"], every["not_scaled"]) == (["a", "b", "c"], [])
 
 
 def test_it_needs_a_model_and_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "LONGHAUL_MODELS is empty" in CliRunner().invoke(cli.main, ["autoscale"]).output
+    empty = CliRunner().invoke(cli.main, ["autoscale", "--cpus", "1"])
+    assert (empty.exit_code, "LONGHAUL_MODELS is empty" in empty.output) == (1, True)
     monkeypatch.setenv("LONGHAUL_MODELS", json.dumps({"m": {"source": "x", "engine": "echo"}}))
     monkeypatch.setenv("LONGHAUL_MODEL", "other")
-    assert "LONGHAUL_MODEL: 'other' is not in" in CliRunner().invoke(cli.main, ["autoscale"]).output
+    other = CliRunner().invoke(cli.main, ["autoscale", "--cpus", "1"])
+    assert "LONGHAUL_MODEL: 'other' is not in" in other.output
     monkeypatch.setenv("LONGHAUL_MODEL", "m")
     monkeypatch.setattr(slots, "gpus", list)
     result = CliRunner().invoke(cli.main, ["autoscale"])
@@ -480,3 +794,34 @@ def test_an_event_in_json_tells_when_it_was_to_the_millisecond(capsys: pytest.Ca
     assert (event["event"], event["slot"]) == ("start", "cpu 0")
     at = datetime.fromisoformat(event["time"]).timestamp()
     assert before - 0.001 <= at <= time.time()
+
+
+def test_a_worker_that_cannot_even_be_started_is_counted_and_said(tmp_path: Path) -> None:
+    now = 0.0
+    (tmp_path / "logs").write_text("no folder")
+    slot = slots.Slot("gpu 0", {}, tmp_path / "logs", Settings(), lambda: now)
+    for pause in (1, 2, 4, 8, None):
+        assert slot.may_start("m")
+        slot.start("m")
+        assert slot.worker is None
+        end = slot.ended()
+        assert end is not None
+        assert (end.status, end.served, end.pause_seconds) == (1, False, pause)
+        assert "File exists" in end.tail
+        assert slot.ended() is None
+        now += pause or 0
+    assert slot.given_up("m")
+
+
+def test_nothing_ends_because_nobody_reads_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(writer, "w"))
+    broken = sys.stdout
+    report = autoscale_command._lasting(autoscale_command._json)
+    for _ in range(3):
+        report("redis_back", {})
+    assert sys.stdout is not broken
+    sys.stdout.close()
+    with pytest.raises(BrokenPipeError):
+        broken.close()

@@ -152,6 +152,7 @@ def test_peers_that_are_not_installed_are_named(
     assert "without llamacpp-q4_1: llamacpp is not installed" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_command_prints_a_line_for_each_method(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench import scale_sim
-from bench.scale import machine, patterns, rules
+from bench.scale import machine, patterns, rules, tables
 from bench.scale.machine import Machine, View
 from bench.scale.patterns import Jobs
 from jobs import scaling
@@ -120,7 +120,9 @@ def test_patterns_are_sorted_and_the_same_for_a_seed(name: str) -> None:
 
 
 def test_ten_million_requests_on_thousands_of_workers_are_simulated() -> None:
-    lines = CliRunner().invoke(scale_sim.main, ["large"], catch_exceptions=False).output.splitlines()
+    result = CliRunner().invoke(scale_sim.main, ["large", "--json"], catch_exceptions=False)
+    lines = result.stdout.splitlines()
+    assert result.stderr.splitlines()[0] == "simulating ours"
     found: list[dict[str, Any]] = [json.loads(line) for line in lines]
     assert {line["requests"] for line in found} == {10_000_000}
     assert max(line["most_at_once"] for line in found) == 5000
@@ -142,8 +144,51 @@ def test_a_comparison_is_a_line_for_each_rule_with_bounds_that_hold(
 ) -> None:
     short = {"trickle": lambda rng: first(patterns.trickle(rng), 200)}
     monkeypatch.setattr(patterns, "PATTERNS", patterns.PATTERNS | short)
-    output = CliRunner().invoke(scale_sim.main, ["compare", "--seed", "3", "--pattern", "trickle"]).output
+    arguments = ["compare", "--seed", "3", "--pattern", "trickle"]
+    output = CliRunner().invoke(scale_sim.main, [*arguments, "--json"]).stdout
     rows = [json.loads(line) for line in output.splitlines()]
     assert [row["rule"] for row in rows] == list(scale_sim.RULES)
     assert all(row["worker_hours"] > row["bound_hours"] for row in rows)
     assert all(row["mean_seconds"] >= row["bound_seconds"] - 1 for row in rows)
+    shown = CliRunner().invoke(scale_sim.main, arguments).stdout.splitlines()
+    assert shown[1].split() == ["pattern", "jobs", "bound", *scale_sim.RULES]
+    assert shown[2].split()[:2] == ["trickle", "200"]
+
+
+def test_a_table_tells_deadlines_that_were_missed() -> None:
+    row = {"pattern": "p", "jobs": 1200, "bound_hours": 1.25, "bound_seconds": 3.0, "mean_seconds": 44.4}
+    rows = [
+        row | {"rule": "a", "worker_hours": 1234.5, "deadline_misses": 3},
+        row | {"rule": "b", "worker_hours": 2.25, "deadline_misses": 0},
+    ]
+    assert tables.compared(rows).splitlines() == [
+        "Worker-hours (deadlines missed)",
+        "pattern   jobs  bound          a    b",
+        "p        1,200    1.2  1,234 (3)  2.2",
+        "",
+        "Mean seconds from arrival to end",
+        "pattern   jobs  all there   a   b",
+        "p        1,200        3.0  44  44",
+    ]
+
+
+def test_short_helps_are_whole() -> None:
+    text = CliRunner().invoke(scale_sim.main, ["--help"]).output
+    assert "..." not in text.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "--startup", "nan"],
+        ["compare", "--startup", "inf"],
+        ["compare", "--startup", "-5"],
+        ["compare", "--most", "0"],
+        ["compare", "--seed", "-1"],
+        ["large", "--workers", "0"],
+        ["choose", "--seed", "3"],
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_and_not_begun(arguments: list[str]) -> None:
+    result = CliRunner().invoke(scale_sim.main, arguments)
+    assert result.exit_code == 2, result.output

@@ -45,8 +45,8 @@ def metrics(worker: str, started: float, ttft: float | None) -> dict[str, Any]:
 SCALER = log(line(2, "scale"), line(2, "start", slot="cpu 0"), line(14, "serving", slot="cpu 0"))
 LIFE = (
     line(3, "settings"),
-    line(7, "model loading name=m device=cpu"),
-    line(9, "model loaded name=m device=cpu dtype=torch.float32"),
+    line(7, "model loading", model="m", device="cpu"),
+    line(9, "model loaded", model="m", device="cpu", dtype="torch.float32"),
     line(12, "serving", worker="host-1-a"),
 )
 
@@ -111,7 +111,7 @@ def test_what_nothing_tells_of_is_in_the_step_behind_it() -> None:
 
 def test_the_start_is_that_of_the_worker_that_had_the_first_token() -> None:
     # The first worker died as it loaded, so another was started in the same slot; later a second one.
-    dead = (line(1.2, "settings"), line(1.4, "model loading name=m device=cpu"))
+    dead = (line(1.2, "settings"), line(1.4, "model loading", model="m"))
     scaler = log(
         line(1.1, "scale"),
         line(1.1, "start", slot="cpu 0"),

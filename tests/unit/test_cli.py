@@ -252,6 +252,14 @@ def test_results_into_a_directory_write_both_files(api: Api, tmp_path: Path, pla
     assert Path(written["output"]).name == "batch_1_output.jsonl"
 
 
+def test_results_replace_nothing_that_is_no_file(api: Api, tmp_path: Path) -> None:
+    api.states = [ENDED]
+    os.mkfifo(tmp_path / "pipe")
+    result = run("results", "batch_1", "-o", str(tmp_path / "pipe"))
+    assert (result.exit_code, (tmp_path / "pipe").is_fifo()) == (1, True)
+    assert "without -o lines go to standard output" in result.stderr
+
+
 def test_results_into_a_file_leave_it_empty_when_there_is_no_line(api: Api, tmp_path: Path) -> None:
     api.states = [ENDED | {"output_file_id": None}]
     path = tmp_path / "out.jsonl"

@@ -38,14 +38,16 @@ def test_command_line_is_one_that_longhaul_takes(
     Path("examples").mkdir()
     for file in ("prompts.jsonl", "prompts.txt", "ask.jinja", "examples/questions.yaml"):
         Path(file).touch()
-    name, *arguments = shlex.split(line.split(" && ")[0].replace("batch_01...", "batch_01"), comments=True)[
-        1:
-    ]
+    name, *arguments = shlex.split(_one_command(line), comments=True)[1:]
     command = BY_NAME[name]
     if isinstance(command, click.Group):
         name, *arguments = arguments
         command = command.commands[name]
     command.make_context(name, arguments)
+
+
+def _one_command(line: str) -> str:
+    return re.split(r" && | >>? ", line)[0].replace("batch_01...", "batch_01")
 
 
 def test_examples_are_found() -> None:

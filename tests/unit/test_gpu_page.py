@@ -20,6 +20,7 @@ def need() -> Footprint:
     return gpu_limits.qwen_like_footprint()
 
 
+@pytest.mark.long
 def test_page_has_the_plan_that_its_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LONGHAUL_KV_MEMORY_BYTES", raising=False)
     command = re.search(r"^longhaul size (DIRECTORY .*)$", PAGE.read_text(), re.MULTILINE)

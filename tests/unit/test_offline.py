@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import orjson
 import pytest
 from click.testing import CliRunner, Result
 
-from jobs import cli, finalize, results
+from jobs import cli, errors, finalize, results
 from jobs.records import PartEntry
 from jobs.store_local import LocalStore
 from tests.unit.planning import TEXT, line, request
@@ -345,7 +346,6 @@ def test_the_output_may_lie_in_a_directory_that_is_not_there_yet(run: Running, t
         "done",
         "done.errors.jsonl",
         "done.longhaul",
-        "done.longhaul.lock",
         "done.metrics.jsonl",
         "done.summary.json",
     ]
@@ -427,3 +427,39 @@ def test_parts_are_written_while_the_run_goes_on(run: Running, monkeypatch: pyte
 @pytest.fixture(autouse=True)
 def _plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
+
+
+def test_a_run_that_fails_before_any_request_leaves_nothing(run: Running) -> None:
+    run.model = run.directory / "nope"
+    assert run(line("a")).exit_code == 1
+    assert [path.name for path in run.directory.iterdir() if path.name.startswith("out")] == []
+
+
+def test_a_run_that_fails_later_keeps_what_it_has(run: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise errors.StoreUnreachable(url="file://x", reason="No space left on device")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(finalize, "publish", full)
+        done = run(line("a"))
+    assert done.exit_code == 1
+    assert "No space left on device. Make room" in done.output
+    assert run.rows_in_parts() == [0]
+    assert run(line("a")).exit_code == 0
+
+
+def test_a_run_that_fails_keeps_what_an_earlier_one_left(
+    run: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _break_after(monkeypatch, 0, KeyboardInterrupt())
+    assert run(line("a")).exit_code == 130
+    run.model = run.directory / "nope"
+    assert run(line("a")).exit_code == 1
+    assert run.work.is_dir()
+
+
+def test_an_output_that_is_no_file_is_not_replaced(run: Running) -> None:
+    os.mkfifo(run.output)
+    done = run(line("a"))
+    assert (done.exit_code, run.output.is_fifo()) == (2, True)
+    assert "is no file" in done.output

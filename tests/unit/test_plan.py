@@ -39,7 +39,7 @@ def _order(requests: list[Any]) -> list[tuple[int, list[int], int]]:
     return [(-request.bucket, request.prompt_ids, request.row) for request in requests]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(Requests, st.integers(1, 12), st.integers(1, 7))
 def test_each_row_is_planned_once_and_windows_are_sorted_by_bucket_and_tokens(
     planned: Planning, requests: list[tuple[str, dict[str, Any]]], window: int, shard: int
@@ -75,7 +75,7 @@ NAMES = st.sampled_from([*body_chat.ChatBody.model_fields, *bodies.REFUSED, "pro
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.dictionaries(NAMES, JSON, max_size=3), min_size=1, max_size=8))
 def test_whatever_a_body_holds_its_row_is_planned_or_refused(
     planned: Planning, requests: list[dict[str, Any]]

@@ -1,6 +1,7 @@
 """When a worker is idle, for how long, and that it goes once and not while there is work."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,10 +21,14 @@ class Twin:
         self.reported: list[Present] = []
         self.queued: dict[str, int] = {}
         self.told = False
+        self.units = 0
 
     def report(self, present: Present) -> bool:
         self.reported.append(present)
         return self.told
+
+    def begun_and_ended(self) -> int:
+        return self.units
 
     def load(self, names: list[str]) -> tuple[dict[str, Load], int]:
         return {name: Load(queued=self.queued.get(name, 0)) for name in names}, 0
@@ -89,6 +94,17 @@ def test_what_waits_for_its_model_keeps_it() -> None:
     assert not life.retired
 
 
+@pytest.mark.parametrize("models", [(MODEL,), ()])
+def test_a_job_that_is_to_be_planned_or_ended_keeps_it(models: tuple[str, ...]) -> None:
+    life = Life(models=models)
+    life.ledger.units = 1
+    life.pass_time(50)
+    assert not life.retired, "its unit may be due only later"
+    life.ledger.units = 0
+    life.pass_time(11)
+    assert life.retired
+
+
 def test_what_waits_for_any_of_its_models_keeps_it() -> None:
     life = Life(models=(MODEL, "other@1"))
     life.ledger.queued["other@1"] = 1
@@ -128,3 +144,29 @@ def test_it_retires_when_told_to_unless_it_ends_already() -> None:
     life.seen = Seen("draining", 0, 0, 0)
     life.presence.report()
     assert life.retired == ["told to"]
+
+
+def test_a_model_that_could_not_be_loaded_is_reported_with_the_reason() -> None:
+    life = Life(models=("a@1", "b@1"))
+    life.seen = replace(FREE, unavailable={"b@1": "gone"})
+    life.presence.report()
+    (present,) = life.ledger.reported
+    assert (present.may_run("a@1"), present.may_run("b@1")) == (True, False)
+    assert present.unavailable == {"b@1": "gone"}
+
+
+def test_rates_are_those_since_the_last_report_and_another_model_begins_anew() -> None:
+    life = Life(limit=None)
+    counted = {"tokens_sampled": 50.0, "prefill_tokens_computed": 60, "prefix_tokens_reused": 40}
+    life.presence.report()
+    life.pass_time(10)
+    life.seen = Seen("serving", 4, 0, 1, running=3, engine=counted)
+    life.presence.report()
+    life.pass_time(5)
+    life.seen = Seen("serving", 0, 0, 1, engine={"kv_bytes_in_use": 1, "kv_bytes_budget": 4})
+    life.presence.report()
+    first, second, third = life.ledger.reported
+    assert (first.output_tokens_per_second, first.prefix_hit_ratio, first.kv_usage_ratio) == (0, None, None)
+    assert (second.running, second.output_tokens_per_second, second.prompt_tokens_per_second) == (3, 5, 10)
+    assert second.prefix_hit_ratio == 0.4
+    assert (third.output_tokens_per_second, third.kv_usage_ratio) == (0, 0.25)

@@ -1,5 +1,7 @@
 """How a running job is shown."""
 
+from typing import Any
+
 import orjson
 import pytest
 
@@ -57,6 +59,9 @@ class Script:
     def batch(self, job_id: str) -> client.Batch:
         return next(self.batches)
 
+    def queue(self) -> dict[str, Any]:
+        return {"workers": 0}
+
 
 def run(view: progress.View, *batches: client.Batch) -> client.Batch:
     clock = iter(range(1000))
@@ -91,6 +96,16 @@ def test_json_lines_come_only_when_something_changed(capsys: pytest.CaptureFixtu
     run(progress.JsonLines(), seen(), seen(), seen(status="completed"))
     lines = [orjson.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["status"] for line in lines] == ["in_progress", "completed"]
+
+
+@pytest.mark.parametrize("view", [progress.Lines, progress.JsonLines, progress.Bar])
+def test_why_a_job_waits_is_said_once_and_not_among_the_results(
+    view: type[progress.Lines], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(view(), *[seen(status="validating")] * 40, seen(status="completed"))
+    shown = capsys.readouterr()
+    assert shown.err.count("waits: no worker is there") == 1
+    assert "no worker" not in shown.out
 
 
 def test_bar_shows_state_and_counts(capsys: pytest.CaptureFixture[str]) -> None:

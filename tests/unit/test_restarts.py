@@ -1,12 +1,13 @@
 """A worker that served comes back, later each time; one that cannot run does not."""
 
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from jobs import restarts, servers
+from jobs import log, restarts, servers
 
 Died = Callable[..., servers.Server]
 SERVING = '{"event": "serving"}'
@@ -29,6 +30,22 @@ def died(tmp_path: Path) -> Died:
 def test_pauses_grow_while_workers_that_served_die(died: Died) -> None:
     deaths = restarts.Deaths()
     assert [deaths.add(died(70, SERVING)) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
+
+
+def test_logs_for_people_tell_as_well_that_a_worker_served(died: Died) -> None:
+    record = logging.makeLogRecord({"name": "worker.models", "levelname": "INFO", "msg": "serving"})
+    for form in log.FORMATS.values():
+        assert restarts.served(died(70, form().format(record)))
+    other = logging.makeLogRecord({"name": "worker.models", "levelname": "INFO", "msg": "not serving"})
+    assert not any(restarts.served(died(70, form().format(other))) for form in log.FORMATS.values())
+
+
+def test_a_log_that_was_emptied_is_read_from_its_beginning(died: Died, tmp_path: Path) -> None:
+    died(0, "x" * 1000)
+    worker = died(70, "y" * 1000)
+    (tmp_path / "log").write_text(SERVING)
+    assert restarts.served(worker)
+    assert worker.output() == SERVING
 
 
 def test_a_worker_that_says_it_cannot_run_is_not_started_again(died: Died) -> None:

@@ -1,5 +1,6 @@
 """Settings are read from the environment, checked there, and reach the engine."""
 
+import json
 from typing import Any
 
 import pytest
@@ -59,3 +60,18 @@ def test_a_value_out_of_range_names_its_variable(
     monkeypatch.setenv(f"LONGHAUL_{name}", value)
     with pytest.raises(errors.SettingsError, match=f"LONGHAUL_{name}"):
         Settings.load()
+
+
+@pytest.mark.parametrize("name", ["", " ", "none", "two\nlines", "nul\0", "half \ud83d"])
+def test_a_model_has_a_name_that_keys_metrics_and_logs_can_have(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONGHAUL_MODELS", json.dumps({name: {"source": "x"}}))
+    with pytest.raises(errors.SettingsError, match=r"LONGHAUL_MODELS: .* can be no name"):
+        Settings.load()
+
+
+def test_a_models_name_may_have_all_that_is_printable(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = 'org/mödel v2@x:y,"z" {a=b}'
+    monkeypatch.setenv("LONGHAUL_MODELS", json.dumps({name: {"source": "x"}}))
+    assert Settings.load().served == (name,)

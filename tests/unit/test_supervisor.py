@@ -35,6 +35,9 @@ class Twin:
 
     def wake(self) -> None: ...
 
+    def ending(self) -> dict[str, int]:
+        return {"finished": 2, "given_back": 1, "left_to_expire": 0}
+
     def run_unit(self, kind: str, job_id: str) -> None: ...
 
     def stats(self) -> dict[str, Any]:
@@ -135,7 +138,7 @@ def _bug() -> None:
     [
         (
             _missing_model,
-            "longhaul: Model 'm' cannot be loaded from 's': gone. Check --model or LONGHAUL_MODELS.\n",
+            "longhaul: Model 'm' cannot be loaded from 's': gone. Check LONGHAUL_MODELS.\n",
         ),
         (_bug, "longhaul: The service cannot start: RuntimeError('bug'). The log says where.\n"),
     ],

@@ -216,4 +216,6 @@ def test_what_came_of_each_model_is_counted() -> None:
     told = life.turns.told()
     assert {name: (its["loads"], its["swaps"]) for name, its in told.items()} == {"a": (2, 1), "b": (2, 2)}
     assert told["b"]["loading_seconds"] == pytest.approx(20)
+    assert told["b"]["seconds"] == pytest.approx(20 + life.worked["b"])
+    assert sum(its["seconds"] for its in told.values()) == pytest.approx(life.now)
     assert [told[name]["state"] for name in "ab"] == ["unloaded", "loaded"]

@@ -147,6 +147,7 @@ class Many:
         yield from ()
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
     pauses: list[None] = []
     tracemalloc.start()

@@ -280,6 +280,7 @@ sys.exit(repr(failed) if failed else 0)
 """
 
 
+@pytest.mark.long
 def test_threads_that_load_the_first_tokenizer_at_once_all_get_it(tmp_path: Path) -> None:
     # The race: transformers, half imported by one thread, is not whole for another.
     source = planning.save_tokenizer(tmp_path)

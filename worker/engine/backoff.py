@@ -27,7 +27,7 @@ def tried(compute: Callable[[], Result]) -> Result | None:
     except Exception as error:
         if not device_errors.is_out_of_memory(error):
             raise
-        log.info("out of memory reason=%r", str(error).split("\n")[0])
+        log.info("out of memory", extra={"reason": str(error).split("\n")[0]})
     # Only here: the traceback of the error held the tensors of the step.
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

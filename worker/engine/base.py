@@ -154,7 +154,7 @@ class Engine(ABC):
         admitted = []
         with self._lock:
             for id in lost:
-                self._drop(id)
+                self.stats.requests_cancelled += bool(self._drop(id))
             for row in rows:
                 if row.dropped:
                     continue

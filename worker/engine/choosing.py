@@ -103,7 +103,7 @@ def _each_alone(
         if len(rows) == 1:
             states[rows[0]].failure = one_line(error)
             return {}
-        log.warning("rows are tried one by one rows=%d", len(rows), exc_info=True)
+        log.warning("rows are tried one by one", extra={"rows": len(rows)}, exc_info=True)
     found: dict[int, Result] = {}
     for row in rows:
         found |= _each_alone(states, [row], call)

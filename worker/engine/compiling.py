@@ -49,7 +49,7 @@ class Compiler:
     def _note(self, name: str, error: Exception) -> None:
         self._stats.compile_fallbacks += 1
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        log.warning("%s runs as it is: it does not compile reason=%r", name, reason)
+        log.warning("%s runs as it is: it does not compile", name, extra={"reason": reason})
 
 
 def _prepare() -> None:

@@ -163,7 +163,7 @@ class FallbackEngine(Engine):
             left = [state for state in together if not state.done]
             if left and error is None:  # cut at its limits
                 self.stats.batches_cut += 1
-                log.info("batch cut at its limits rows=%d unfinished=%d", len(together), len(left))
+                log.info("batch cut at its limits", extra={"rows": len(together), "unfinished": len(left)})
             states = {row: state for row, state in states.items() if not (state.done or row.dropped)}
 
     def _recover(self, error: Exception, together: list[RowState]) -> bool:
@@ -174,15 +174,14 @@ class FallbackEngine(Engine):
             self._batch_tokens = planned // 2
             self.stats.out_of_memory_splits += 1
             log.warning(
-                "out of memory: batches get smaller rows=%d max_batch_tokens=%d",
-                len(together),
-                self._batch_tokens,
+                "out of memory: batches get smaller",
+                extra={"rows": len(together), "max_batch_tokens": self._batch_tokens},
             )
             return False
         if device_errors.is_lost(error):
             raise error
         line = f"{type(error).__name__}: {error}".split("\n")[0]
-        log.error("batch failed rows=%d error=%r", len(together), line)
+        log.error("batch failed", extra={"rows": len(together), "error": line})
         if len(together) > 1:  # one of them may be at fault: the others must not fail with it
             self.stats.batches_failed += 1
             return True

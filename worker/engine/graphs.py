@@ -137,7 +137,9 @@ class Graphs:
         if shape not in self._refused:
             self._refused.add(shape)
             self.counts.refused += 1
-            log.warning("decode steps run without a graph shape=%s reason=%s", shape, reason.split("\n")[0])
+            log.warning(
+                "decode steps run without a graph", extra={"shape": shape, "reason": reason.split("\n")[0]}
+            )
 
 
 class _Graph:

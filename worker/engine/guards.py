@@ -54,7 +54,7 @@ def prepare(
     except Unsupported as reason:
         if backend != "auto" or model.device.type != "cuda":
             raise
-        log.warning("tried again with torch's own attention reason=%r", str(reason))
+        log.warning("tried again with torch's own attention", extra={"reason": str(reason)})
         ready = _prepare(model, "dense", compiler or Compiler())
         ready.no_flash = str(reason)
         return ready
@@ -126,7 +126,9 @@ def _try_faster(ready: runner.ModelRunner, model: Any, expected: list[Tensor], c
             _try(ready, model, expected)
             return True
         except Exception as error:  # what is replaced may not be what it looked like: then it stays as it was
-            log.info("the model's own code stays where it differs from faster code reason=%r", str(error))
+            log.info(
+                "the model's own code stays where it differs from faster code", extra={"reason": str(error)}
+            )
             for parent, name, module in reversed(replaced):
                 setattr(parent, name, module.to(model.device))
     return False

@@ -82,8 +82,9 @@ def of(
     page = ready.page_tokens * ready.layout.token_bytes
     if found < page:
         raise sizing.DoesNotFit(f"{sizing.in_gb(found)} are left for KV, less than {sizing.in_gb(page)}")
-    parts = [sizing.in_gb(size) for size in (before, after, peak, graphs, found)]
-    log.info("memory free_before=%s free_after=%s largest_step=%s graphs=%s kv=%s", *parts)
+    names = ("free_before", "free_after", "largest_step", "graphs", "kv")
+    sizes = map(sizing.in_gb, (before, after, peak, graphs, found))
+    log.info("memory", extra=dict(zip(names, sizes, strict=True)))
     return Budget(found, graphs)
 
 

@@ -57,7 +57,7 @@ def load(source: str, config: EngineConfig, name: str | None = None) -> Loaded:
         use_all_cores()
         precision.set_policy(device, config.tf32)
         free = devices.of(device).free_bytes() if device.type == "cuda" else None
-        log.info("model loading name=%s device=%s", name, device)
+        log.info("model loading", extra={"model": name, "device": device})
         location, options = locate(source, config)
         tokenizer = AutoTokenizer.from_pretrained(location, **options)
         model = _load_model(location, options, config, device)
@@ -70,7 +70,7 @@ def load(source: str, config: EngineConfig, name: str | None = None) -> Loaded:
         loaded = replace(loaded, pooling=embeds, free_before=free)
     except Exception as error:  # a model's own code and files may raise anything
         raise errors.ModelUnavailable(name=name, source=source, reason=_one_line(error)) from error
-    log.info("model loaded name=%s device=%s dtype=%s", name, device, model.dtype)
+    log.info("model loaded", extra={"model": name, "device": device, "dtype": model.dtype})
     return loaded
 
 
@@ -142,7 +142,7 @@ def _read_pooling(location: str, options: dict[str, Any], loaded: Loaded, pickle
     except pooling.Unsupported as reason:
         log.warning("the model cannot embed: %s", reason)
         return str(reason)
-    log.info("embeddings pooling=%s layers=%d", "+".join(found.modes), len(found.layers))
+    log.info("embeddings", extra={"pooling": "+".join(found.modes), "layers": len(found.layers)})
     return found
 
 

@@ -40,7 +40,7 @@ def open_model(source: str, config: EngineConfig, name: str | None = None) -> En
         raise errors.ModelUnavailable(name=name, source=source, reason=reason) from error
     except sizing.DoesNotFit as error:
         reason = f"{error}{_advice(source, loaded, config)}"
-        raise errors.ModelUnavailable(name=name, source=source, reason=reason) from error
+        raise errors.ModelUnavailable(name=name, source=source, reason=reason, advised=True) from error
     except Exception as error:  # the first tokens of a model may fail in any way
         does = "generate" if loaded.generates and config.task != "embed" else "embed"
         reason = f"it does not {does}: {type(error).__name__}: {error}".split("\n")[0]
@@ -74,7 +74,7 @@ def _advice(source: str, loaded: loader.Loaded, config: EngineConfig) -> str:
         need = footprint.of_source(source, config, loaded.model.dtype, 1 if team is None else team.size)
         return sizing.advice(need, total, sizing.Settings(0, config.kv_memory_bytes))
     except Exception as error:  # a model's own code may raise anything; that it does not fit stands
-        log.info("no advice on what fits reason=%r", str(error))
+        log.info("no advice on what fits", extra={"reason": str(error)})
         return ""
 
 
@@ -107,9 +107,9 @@ def _best(loaded: loader.Loaded, config: EngineConfig, name: str) -> Engine:
                 raise attention_flash.Unavailable(
                     f"the fast engine cannot run the model: {reason}"
                 ) from reason
-            log.warning("fallback to transformers' generate name=%s reason=%r", name, str(reason))
+            log.warning("fallback to transformers' generate", extra={"model": name, "reason": str(reason)})
     if config.speculate == "draft":
-        log.warning("the fallback has no use for a draft model name=%s", name)
+        log.warning("the fallback has no use for a draft model", extra={"model": name})
     for _ in packed.pack_integers(loaded.model):
         pass
     engine = FallbackEngine(loaded, config)

@@ -220,10 +220,9 @@ def count_plain_integers(model: nn.Module) -> int:
     """Return how many products dequantise their weight each time, or take Marlin's place; says so."""
     plain = [layer for layer in model.modules() if isinstance(layer, IntLinear)]
     if plain:
-        log.warning(
-            "products that dequantise their weight each time count=%d, as %s", len(plain), str(plain[0])
-        )
+        extra = {"count": len(plain), "first": str(plain[0])}
+        log.warning("products that dequantise their weight each time", extra=extra)
     second = sum(getattr(layer, "second_best", False) for layer in model.modules())
     if second:
-        log.warning("products of torch in the place of Marlin's count=%d", second)
+        log.warning("products of torch in the place of Marlin's", extra={"count": second})
     return len(plain) + second

@@ -54,7 +54,7 @@ def set_policy(device: torch.device, tf32: bool) -> None:
     products = torch.backends.cuda.matmul
     products.allow_bf16_reduced_precision_reduction = False
     products.allow_fp16_reduced_precision_reduction = False
-    log.info("products on %s tf32=%s half_precision_sums=float32", device, str(tf32).lower())
+    log.info("products", extra={"device": device, "tf32": tf32, "half_precision_sums": "float32"})
 
 
 def is_half(dtype: torch.dtype) -> bool:

@@ -114,7 +114,7 @@ class RowState:
         try:
             return self._take(token_id, now)
         except Exception as error:  # a grammar or a tokenizer may raise anything; the other rows go on
-            log.warning("row failed id=%s", self.row.id, exc_info=True)
+            log.warning("row failed", extra={"request": self.row.id}, exc_info=True)
             return self._completion("error", "", now, one_line(error))
 
     def _take(self, token_id: int, now: float) -> Completion | None:

@@ -76,7 +76,7 @@ class Batch:
                 stopping_criteria=StoppingCriteriaList([_Advance(self)]),
             )
         except Exception as error:  # a model may raise anything: the caller decides what becomes of the rows
-            log.warning("generate raised rows=%d length=%d", len(rows), self._length, exc_info=True)
+            log.warning("generate raised", extra={"rows": len(rows), "length": self._length}, exc_info=True)
             return error.with_traceback(None)
         return None if self._steps else RuntimeError("generate ended before the first token")
 

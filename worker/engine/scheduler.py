@@ -245,7 +245,7 @@ class Scheduler:
             while sequence.slot is not None and not self.admission.grow(sequence, self.running):
                 victim = min(self.running[::-1], key=lambda s: len(s.row.token_ids))
                 self._stats.preemptions += 1
-                log.info("preempted id=%s tokens=%d", victim.row.id, len(victim.tokens))
+                log.info("preempted", extra={"request": victim.row.id, "tokens": len(victim.tokens)})
                 self._preempt(victim)
         for sequence in decode:
             if sequence.slot is not None:

@@ -103,10 +103,8 @@ def _is_right(device: torch.device, dtype: torch.dtype, size: int, value_size: i
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
     if reason:
         _refused.add((device, dtype, size, value_size))
-        log.warning(
-            "plain products for attention dtype=%s head_size=%d device=%s reason=%r",
-            *(dtype, size, device, reason),
-        )
+        extra = {"dtype": dtype, "head_size": size, "device": device, "reason": reason}
+        log.warning("plain products for attention", extra=extra)
     return not reason
 
 

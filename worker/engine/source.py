@@ -27,6 +27,8 @@ def load_weights(auto: Any, location: str, pickles: bool, options: dict[str, Any
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     try:
         return load_whole(auto, location, options | {"use_safetensors": None if pickles else True})
+    except FileNotFoundError as error:  # by safetensors, also of a file that this user may not read
+        raise ValueError(f"its weights cannot be read, perhaps not by this user: {error}") from None
     except OSError as error:
         if pickles or "safetensors" not in str(error):
             raise

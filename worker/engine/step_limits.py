@@ -71,5 +71,7 @@ class StepLimits:
         return now
 
     def _log(self, event: str) -> None:
-        numbers = self.prefill_tokens, self.decode_rows, self.drafts
-        log.warning("%s: from now on prefill_tokens=%d decode_rows=%d drafts=%s", event, *numbers)
+        names = ("prefill_tokens", "decode_rows", "drafts")
+        log.warning(
+            "%s: other limits from now on", event, extra={name: getattr(self, name) for name in names}
+        )

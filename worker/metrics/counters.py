@@ -123,19 +123,44 @@ def added(stats: Mapping[str, float], past: Mapping[str, float]) -> dict[str, fl
     return {name: value + past.get(name, 0) if name in _TOTALS else value for name, value in stats.items()}
 
 
-def of(model: str, stats: Mapping[str, float]) -> Iterator[Metric]:
-    """Yield the metrics of an engine whose `Stats` these are. What it cannot know is left out."""
-    mine = (model,)
+def of(
+    model: str, stats: Mapping[str, float] | None, unloaded: Mapping[str, Mapping[str, float]]
+) -> Iterator[Metric]:
+    """Yield the metrics of an engine whose `Stats` these are, if there is one, and what those of unloaded
+    models counted: a turn may begin and end between two scrapes. What an engine cannot know is left out.
+    """
+    yield from _totals({**unloaded, **({} if stats is None else {model: stats})})
+    if stats is not None:
+        yield from _present(model, stats)
+
+
+def _totals(counted: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
+    if not counted:
+        return
     for name, family in COUNTERS.items():
-        yield family.of((mine, stats[name]))
-    yield REQUESTS.of(*((((model, event), stats[f"requests_{event}"])) for event in _EVENTS))
-    yield FALLBACK.of(*(((model, kind), stats[name]) for kind, name in FALLBACKS.items()))
-    yield EMBEDDING.of((mine, stats["embedding_seconds"]))
+        if family.kind == "counter":
+            yield family.of(*(((model,), its[name]) for model, its in counted.items()))
+    yield REQUESTS.of(
+        *(((model, event), its[f"requests_{event}"]) for model, its in counted.items() for event in _EVENTS)
+    )
+    yield EMBEDDING.of(*(((model,), its["embedding_seconds"]) for model, its in counted.items()))
+    if phases := [phase for model, its in counted.items() for phase in _phases(model, its)]:
+        yield STEP.summary(*phases)
+
+
+def _phases(model: str, stats: Mapping[str, float]) -> Iterator[tuple[tuple[str, str], int, float]]:
     if stats["steps"]:
         scheduling = stats["scheduling_seconds"]
-        phases = {"model": stats["step_seconds"] - scheduling, "scheduling": scheduling}
-        count = int(stats["steps"])
-        yield STEP.summary(*(((model, phase), count, seconds) for phase, seconds in phases.items()))
+        yield (model, "model"), int(stats["steps"]), stats["step_seconds"] - scheduling
+        yield (model, "scheduling"), int(stats["steps"]), scheduling
+
+
+def _present(model: str, stats: Mapping[str, float]) -> Iterator[Metric]:
+    mine = (model,)
+    for name, family in COUNTERS.items():
+        if family.kind == "gauge":
+            yield family.of((mine, stats[name]))
+    yield FALLBACK.of(*(((model, kind), stats[name]) for kind, name in FALLBACKS.items()))
     if stats["kv_bytes_budget"]:
         yield KV_RATIO.of((mine, stats["kv_bytes_in_use"] / stats["kv_bytes_budget"]))
     if stats["padding_tokens"]:

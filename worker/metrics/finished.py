@@ -61,7 +61,7 @@ FAMILIES = (*(family for family, _ in LATENCIES.values()), PROMPT, SAVED, REFUSE
 class Finished:
     """Counts rows as they are written; safe for threads."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, models: Iterable[str] = ()) -> None:
         self._latencies = {name: Histogram(*made) for name, made in LATENCIES.items()}
         for histogram in self._latencies.values():
             registry.register(histogram)
@@ -69,6 +69,8 @@ class Finished:
             Total(family.full_name, family.help, family.labels, registry=registry)
             for family in (PROMPT, SAVED, REFUSED)
         )
+        for model in models:
+            self.count(model, ())  # from 0 on: what begins with more is no increase to Prometheus
 
     def count(self, model: str, rows: Iterable[ResultRow], refused: int = 0) -> None:
         """Count the rows that were accepted, and how many were refused."""

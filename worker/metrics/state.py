@@ -25,7 +25,11 @@ FAMILIES = STATE, HELD, GROUPS, BATCH, SLOTS, COST, UNITS, SWAPS, LOADING, UNAVA
     Family("groups_claimed_total", "counter", "Groups it claimed."),
     Family("batch_size", "gauge", "Requests in the running batch."),
     Family("slots_used_ratio", "gauge", "batch_size of max_running."),
-    Family("cost_total", "counter", "What it has cost since it started, where cost_per_hour is set."),
+    Family(
+        "cost_total",
+        "counter",
+        "What it has cost since it started, where cost_per_hour is set; a load is for what it loads.",
+    ),
     Family(
         "units_ended_total",
         "counter",
@@ -43,10 +47,11 @@ FAMILIES = STATE, HELD, GROUPS, BATCH, SLOTS, COST, UNITS, SWAPS, LOADING, UNAVA
 
 
 def units_ended(registry: CollectorRegistry) -> Counter:
-    """Return the counter of units that ended."""
+    """Return the counter of units that ended, from 0 on: what begins with 1 is no increase to Prometheus."""
     made = Counter(UNITS.full_name, UNITS.help, UNITS.labels, registry=registry)
     for unit in ledger_types.UNITS:
-        made.labels(unit, "failed")
+        for outcome in ("done", "failed"):
+            made.labels(unit, outcome)
     return made
 
 
@@ -72,8 +77,10 @@ class State(Collector):
         yield LOADING.of(*(((name,), its["loading_seconds"]) for name, its in models.items()))
         yield UNAVAILABLE.of(*(((name,), its["state"] == "unavailable") for name, its in models.items()))
         if self._cost is not None:
-            yield COST.of((mine, stats["uptime_seconds"] / 3600 * self._cost))
+            seconds = {name: its["seconds"] for name, its in models.items()}
+            seconds = seconds or {model: stats["uptime_seconds"]}
+            yield COST.of(*(((name,), its / 3600 * self._cost) for name, its in seconds.items()))
         if stats["engine"] is not None:
             yield BATCH.of((mine, stats["running"]))
             yield SLOTS.of((mine, stats["running"] / stats["slots"]))
-            yield from counters.of(model, stats["engine"])
+        yield from counters.of(model, stats["engine"], stats["unloaded"])

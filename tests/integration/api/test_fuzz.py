@@ -34,7 +34,7 @@ OPERATIONS = [
     *("DELETE /v1/files/{file_id}", "POST /v1/batches", "GET /v1/batches", "GET /v1/batches/{batch_id}"),
     *("POST /v1/batches/{batch_id}/cancel", "GET /v1/batches/{batch_id}/results"),
     *("DELETE /v1/batches/{batch_id}", "GET /v1/batches/{batch_id}/metrics"),
-    *("GET /v1/models", "GET /v1/models/{model}", "GET /v1/queue"),
+    *("GET /v1/models", "GET /v1/models/{model}", "GET /v1/queue", "GET /v1/workers"),
     *("GET /healthz", "GET /readyz", "GET /metrics"),
 ]
 

@@ -12,6 +12,7 @@ import redis
 from api import depth, status
 from jobs import errors, log
 from jobs.ledger import Ledger
+from jobs.ledger_fleet import Present
 from jobs.ledger_tenants import Tenants
 from tests.integration.api.serving import Api, Hand
 
@@ -93,6 +94,47 @@ def test_the_queue_shows_models_and_open_units(api: Api) -> None:
         0,
         {},
     )
+
+
+def test_the_queue_tells_which_workers_there_are_and_what_fails(api: Api) -> None:
+    fleet, exact = api.context.ledger.fleet, api.context.settings.fingerprints["m"]
+
+    def told() -> tuple[int, int, str | None]:
+        queue = api.http.get("/v1/queue").json()
+        (model,) = queue["models"]
+        return queue["workers"], model["workers"], model["reason"]
+
+    assert told() == (0, 0, None)
+    fleet.report(Present("w", "h", 1, None, "serving"))
+    assert told() == (1, 0, None)
+    fleet.report(Present("x", "h", 2, exact, "loading"))
+    fleet.report(Present("y", "h", 3, exact, "retiring"))
+    assert told() == (2, 1, None)
+    fleet.report(
+        Present("x", "h", 2, "other", "serving", models=(exact, "other"), unavailable={exact: "gone"})
+    )
+    assert told() == (2, 0, "gone")
+    job_id = api.create("a")
+    unit = api.context.ledger.claim_unit("plan")
+    assert unit is not None
+    api.context.ledger.release_unit(unit, 60, "no such file")
+    assert api.http.get("/v1/queue").json()["failing"] == [
+        {"batch": job_id, "unit": "plan", "failures": 1, "reason": "no such file"}
+    ]
+
+
+def test_workers_are_shown_by_the_names_of_models_without_host_and_process(api: Api) -> None:
+    assert api.http.get("/v1/workers").json()["data"] == []
+    fleet, served = api.context.ledger.fleet, api.context.settings.fingerprints["m"]
+    fleet.report(Present("w", "secret-host", 4711, served, "serving", held=3, running=2, capacity=8))
+    fleet.report(Present("planner", "secret-host", 4712, None, "serving", kv_usage_ratio=None))
+    answer = api.http.get("/v1/workers")
+    planner, worker = answer.json()["data"]
+    assert (planner["model"], planner["models"], planner["kv_usage_ratio"]) == (None, [], None)
+    assert (worker["id"], worker["model"], worker["models"]) == ("w", "m", ["m"])
+    assert (worker["running"], worker["capacity"], worker["held"]) == (2, 8, 3)
+    assert "secret-host" not in answer.text
+    assert "4711" not in answer.text
 
 
 def test_metrics_count_requests_by_route(api: Api) -> None:

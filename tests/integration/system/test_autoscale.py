@@ -191,7 +191,7 @@ def test_a_dry_run_says_what_it_would_do_and_starts_nothing(system: Start, scale
     one.submit(said(str(n), f"text {n}") for n in range(6))
     scaler = scale(one, "--cpus", "1", "--dry-run")
     (event,) = scaler.wait("would_scale")
-    assert (event["from"], event["to"], event["reason"]) == (0, 1, "1 units of jobs are open")
+    assert (event["from"], event["to"], event["reason"]) == (0, 1, "1 unit of a job is open")
     assert scaler.stop() == 0
     assert not scaler.events("start")
 
@@ -215,3 +215,87 @@ def test_workers_that_others_started_count(system: Start, scale: Scale) -> None:
     scaler = scale(one, "--cpus", "1")
     assert one.finished(job_id).request_counts.completed == 12
     assert not scaler.events("start")
+
+
+def test_a_worker_that_hangs_while_it_loads_is_killed_and_given_up_in_the_end(
+    system: Start, scale: Scale
+) -> None:
+    one = quick(system, faults=("load:600",), scale_startup_limit_seconds=6)
+    one.submit(said(str(n), f"text {n}") for n in range(4))
+    scaler = scale(one, "--cpus", "1")
+    (event,) = scaler.wait("hung", seconds=60)
+    assert (event["slot"], event["model"], event["reason"]) == ("cpu 0", MODEL, "loading")
+    assert 6 <= event["seconds"] < 15
+    (crashed,) = scaler.wait("crashed")
+    assert (crashed["status"], crashed["crashes"], crashed["pause_seconds"]) == (-9, 1, 1)
+    scaler.wait("start", 2)
+    assert scaler.stop() == 0
+    assert not any(alive(event["pid"]) for event in scaler.events("start"))
+
+
+@pytest.mark.long
+def test_a_worker_that_was_stopped_does_not_keep_its_work_for_itself(system: Start, scale: Scale) -> None:
+    one = quick(system, faults=("slow:0.3",))
+    job_id = one.submit(said(str(n), f"text {n}") for n in range(20))
+    scaler = scale(one, "--cpus", "2", "--max", "1", LONGHAUL_STEP_TIMEOUT_SECONDS="8")
+    scaler.wait("serving")
+    one.wait_done(job_id, 1)
+    (started,) = scaler.events("start")
+    os.kill(started["pid"], signal.SIGSTOP)
+    (hung,) = scaler.wait("hung", seconds=60)
+    assert (hung["slot"], hung["reason"]) == (started["slot"], "silent")
+    assert one.finished(job_id).request_counts.completed == 20
+    assert scaler.stop() == 0
+
+
+def test_logs_may_be_for_people_and_be_taken_away(system: Start, scale: Scale) -> None:
+    one = quick(system, faults=("slow:1",), log_format="text")
+    job_id = one.submit(said(str(n), f"text {n}") for n in range(30))
+    scaler = scale(one, "--cpus", "1")
+    (started,) = scaler.wait("start")
+    (scaler.log.parent / "worker-cpu0.log").unlink()
+    scaler.wait("serving")
+    os.kill(started["pid"], signal.SIGKILL)
+    (crashed,) = scaler.wait("crashed")
+    assert crashed["tail"] == "  (nothing)"
+    assert one.finished(job_id).request_counts.completed == 30
+    assert scaler.stop() == 0
+
+
+def test_workers_go_on_when_nobody_reads_what_the_autoscaler_says(system: Start, scale: Scale) -> None:
+    one = quick(system, faults=("slow:0.5",))
+    command = [sys.executable, "-m", "jobs.cli", "autoscale", "--json", "--cpus", "1"]
+    logs = ["--logs", str(one.settings.scratch_dir)]
+    environment = os.environ | systems.environment(one.settings)
+    with subprocess.Popen([*command, *logs], env=environment, stdout=subprocess.PIPE) as process:
+        try:
+            job_id = one.submit(said(str(n), f"text {n}") for n in range(20))
+            assert process.stdout is not None
+            events = [json.loads(process.stdout.readline()) for _ in range(3)]
+            process.stdout.close()
+            one.wait_done(job_id, 4)
+            process.terminate()
+            assert process.wait(40) == 0
+            assert [event["event"] for event in events] == ["watching", "scale", "start"]
+            assert not alive(events[2]["pid"])
+            assert "drained" in (Path(one.settings.scratch_dir) / "worker-cpu0.log").read_text()
+        finally:
+            process.kill()
+
+
+@pytest.mark.long
+def test_workers_begin_to_drain_though_redis_hangs(system: Start, scale: Scale, tmp_path: Path) -> None:
+    redis = OwnRedis(tmp_path / "redis")
+    try:
+        one = quick(system, redis_url=redis.url)
+        scaler = scale(one, "--cpus", "1", "--min", "1")
+        scaler.wait("serving")
+        log = scaler.log.parent / "worker-cpu0.log"
+        os.kill(redis.now.server.process.pid, signal.SIGSTOP)
+        time.sleep(3)
+        scaler.process.terminate()
+        wait_until(lambda: '"stopping"' in log.read_text(), f"stopping: {log.read_text()}", 3)
+        os.kill(redis.now.server.process.pid, signal.SIGCONT)
+        assert scaler.stop() == 0
+    finally:
+        redis.stop()

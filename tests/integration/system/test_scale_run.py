@@ -39,7 +39,7 @@ def test_a_run_goes_from_no_worker_to_two_and_back(tmp_path: Path) -> None:
     samples = [line for line in lines if "depth" in line]
     assert sum("posted" in line for line in lines) == 7
     reasons = [line["reason"] for line in lines if line.get("event") == "scale"]
-    assert (reasons[0], reasons[-1]) == ("1 units of jobs are open", "nothing is left")
+    assert (reasons[0], reasons[-1]) == ("1 unit of a job is open", "nothing is left")
     for at_rest in (samples[0], samples[-1]):
         states = [at_rest[state] for state in recording.STATES]
         assert (at_rest["depth"], states) == (0, [0, 0, 0])

@@ -4,13 +4,15 @@ import datetime
 import itertools
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from jobs.model_settings import ModelSettings
+from tests.chaos.scene import OwnRedis
 from tests.integration.celery_worker import wait_until
 from tests.integration.system.conftest import Start
 from tests.integration.system.system import System, Worker, said
@@ -76,7 +78,8 @@ def test_two_busy_models_alternate_in_turns_much_longer_than_a_swap(system: Star
     left_busy = [(came, left) for came, left in turns if left["reason"] == "its turn is over"]
     assert left_busy, "a model that has work is left for another"
     for came, left in left_busy:
-        assert seconds(left) - seconds(came) >= 4 * came["swap_seconds"] - 0.05  # events have milliseconds
+        cost = came.get("swap_seconds", came.get("load_seconds"))
+        assert seconds(left) - seconds(came) >= 4 * cost - 0.05  # events have milliseconds
 
 
 def seconds(event: dict[str, Any]) -> float:
@@ -194,3 +197,94 @@ def alone(source: Path, name: str, count: int) -> list[str]:
     found = {completion.id: completion.text for completion in engine.generate(asked)}
     engine.close()
     return [found[str(n)] for n in range(count)]
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
+    own = OwnRedis(tmp_path / "redis")
+    yield own
+    own.stop()
+
+
+def working(system: Start, tiny: Path, own: OwnRedis) -> tuple[System, Worker, list[str]]:
+    """Return a system of a Redis of its own, and a worker that runs one job of `a` while one of `b` waits."""
+    models = {
+        "a": ModelSettings(source=str(tiny), faults=("slow:1.5",), **ECHO),
+        "b": ModelSettings(source=str(tiny), faults=("load:3", "slow:0.3"), **ECHO),
+    }
+    one = system(models=models, model="a,b", redis_url=own.url, max_running=8, heartbeat_seconds=0.3)
+    jobs = [ask(one, "a", 8)]
+    worker = one.start_worker()
+    wait_until(
+        lambda: one.ledger.depth().models.get(one.settings.fingerprints["a"], {}).get("leased"), "a", 60
+    )
+    jobs.append(ask(one, "b", 8))
+    return one, worker, jobs
+
+
+@pytest.mark.long
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("when", ["left", "loading", "came"])
+@pytest.mark.parametrize("empty", [False, True], ids=["restarted", "lost"])
+def test_redis_may_go_away_in_the_middle_of_a_swap(
+    when: str, empty: bool, system: Start, tiny: Path, own_redis: OwnRedis
+) -> None:
+    one, worker, jobs = working(system, tiny, own_redis)
+    loads = 1
+    wait_until(lambda: swaps(worker), "a swap", 60)
+    if when == "loading":
+        time.sleep(1)
+    elif when == "came":
+        loads = 2
+        wait_until(lambda: len(worker.events("model came")) == loads, "loaded", 60)
+    own_redis.kill()
+    time.sleep(5)
+    assert worker.process.poll() is None, worker.log[-2000:]
+    own_redis.start(empty=empty)
+    wait_until(lambda: answers(one), "Redis is back", 30)
+    complete(one, *jobs)
+    assert worker.process.poll() is None, worker.log[-2000:]
+    worker.process.terminate()
+    assert worker.process.wait(30) == 0
+
+
+def answers(one: System) -> bool:
+    try:
+        return bool(one.ledger.redis.ping())
+    except redis.RedisError:
+        return False
+
+
+def idle(system: Start, tiny: Path, count: int) -> tuple[System, list[Worker]]:
+    """Return a system with workers of `a` and `b` that have loaded `a`; `b` takes seconds to load."""
+    models = {
+        "a": ModelSettings(source=str(tiny), **ECHO),
+        "b": ModelSettings(source=str(tiny), faults=("load:3",), **ECHO),
+    }
+    one = system(models=models, model="a,b", max_running=8, lease_seconds=8)
+    workers = [one.start_worker() for _ in range(count)]
+    return one, [worker.wait_serving() for worker in workers]
+
+
+def test_of_idle_workers_one_loads_the_model_of_a_few_requests(system: Start, tiny: Path) -> None:
+    one, workers = idle(system, tiny, 3)
+    complete(one, ask(one, "b", 4))
+    assert sum(len(swaps(worker)) for worker in workers) == 1
+    assert sum(its["loads"] for worker in workers for its in worker.stats()["models"].values()) == 4
+
+
+def test_many_requests_are_for_all_idle_workers(system: Start, tiny: Path) -> None:
+    one, workers = idle(system, tiny, 2)
+    complete(one, ask(one, "b", 200))
+    assert [len(swaps(worker)) for worker in workers] == [1, 1]
+
+
+def test_who_dies_as_it_loads_keeps_others_from_the_model_for_a_moment_only(
+    system: Start, tiny: Path
+) -> None:
+    one, workers = idle(system, tiny, 2)
+    job_id = ask(one, "b", 4)
+    wait_until(lambda: any(map(swaps, workers)), "a swap", 30)
+    (swapping,) = [worker for worker in workers if swaps(worker)]
+    swapping.kill()
+    complete(one, job_id)

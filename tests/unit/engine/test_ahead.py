@@ -84,7 +84,7 @@ SCHEDULES = (asked(), st.integers(7, 40), st.integers(1, 9), st.integers(0, 1 <<
 
 @pytest.mark.usefixtures("few_candidates")
 @given(*SCHEDULES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_outputs_are_those_of_a_host_that_waits(
     tiny_loaded: loader.Loaded, requests: list[Request], pages: int, chunk: int, seed: int
 ) -> None:

@@ -42,7 +42,7 @@ def check(rows: list[Row], shape: Shape, scoring: Scoring, seed: int) -> None:
 
 
 @given(paged_forest.rows(), paged_forest.shapes, paged_forest.scorings, st.integers(0, 999))
-@settings(max_examples=150)
+@settings(max_examples=50)
 @example(MIXED, Shape(), SCORING, 0)
 @example(MIXED, Shape(padded_decodes=2, padded_shared=2), Scoring(0.3, softcap=2.0), 0)
 @example([Row((0, 0, 0), PAGE - 1, 1, True, True)], Shape(), SCORING, 0)  # without own keys

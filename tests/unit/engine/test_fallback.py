@@ -357,6 +357,7 @@ def test_closing_ends_a_running_batch(open_tiny: Open) -> None:
     assert not engine._thread.is_alive()
 
 
+@pytest.mark.long
 def test_a_process_that_exits_while_a_batch_runs_exits_cleanly(tiny_path: Path) -> None:
     code = (
         "import sys\n"

@@ -71,7 +71,7 @@ def open_fallback(tiny_loaded: loader.Loaded) -> Callable[[], FallbackEngine]:
     return lambda: FallbackEngine(loaded, EngineConfig())
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests=_requests(), schedule=exactness.schedules)
 def test_any_parameters_under_any_schedule_mean_what_they_say(
     requests: list[Request], schedule: exactness.Schedule, open_subject: exactness.Open, model: Any

@@ -72,7 +72,7 @@ sizes = st.builds(
 
 @pytest.mark.parametrize("make", DEVICES)
 @given(st.lists(sizes, min_size=2, max_size=6))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_any_steps_by_graphs_are_the_eager_ones(make: Callable[[], Any], steps: list[Sizes]) -> None:
     assert same(replayed(steps, make()), eager(steps))
 

@@ -28,7 +28,7 @@ LAYOUT = kv.Layout(((1, 2, 2), (2, 4, 4)), torch.float64, torch.device("cpu"))
 
 
 @given(requests_of(), st.integers(9, 30), st.integers(1, 30), st.integers(1, 9), st.integers(0, 1 << 32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_adding_cancelling_forgetting_and_little_memory_change_no_output(
     tiny_loaded: loader.Loaded, requests: list[Request], card: int, host: int, chunk: int, seed: int
 ) -> None:
@@ -63,7 +63,7 @@ def test_adding_cancelling_forgetting_and_little_memory_change_no_output(
 
 
 @given(requests_of(), st.integers(14, 24), st.integers(1, 9), st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_with_host_memory_for_all_a_small_pool_computes_each_prefix_once(
     tiny_loaded: loader.Loaded, requests: list[Request], card: int, chunk: int, running: int
 ) -> None:

@@ -1,7 +1,9 @@
 """Every kind of source loads, and what cannot is refused in one line."""
 
 import logging
+import os
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,10 +45,10 @@ def test_the_log_says_when_loading_begins_and_ends(tiny_path: Path, caplog: pyte
     # bench/scale_run.py tells imports and weights apart by these.
     with caplog.at_level(logging.INFO, "worker"):
         loader.load(str(tiny_path), CPU, "tiny")
-    assert [text for text in caplog.messages if text.startswith("model load")] == [
-        "model loading name=tiny device=cpu",
-        "model loaded name=tiny device=cpu dtype=torch.float32",
-    ]
+    told = {record.message: vars(record) for record in caplog.records}
+    assert [text for text in told if text.startswith("model load")] == ["model loading", "model loaded"]
+    for facts in (told["model loading"], told["model loaded"]):
+        assert (facts["model"], str(facts["device"])) == ("tiny", "cpu")
 
 
 def test_open_engine_opens_an_echo(tiny_path: Path) -> None:
@@ -88,6 +90,24 @@ def test_a_directory_without_a_model_is_refused_in_one_line(tmp_path: Path, no_n
     with pytest.raises(errors.ModelUnavailable) as caught:
         Engine.load(str(tmp_path), CPU)
     assert "\n" not in str(caught.value)
+
+
+def test_weights_that_this_user_may_not_read_are_not_said_to_be_missing(tiny_path: Path) -> None:
+    """As in a container whose user does not own what is mounted."""
+    was = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:
+        closed = Path(folder, "closed")
+        shutil.copytree(tiny_path, closed)
+        (closed / "model.safetensors").chmod(0)
+        for place in (Path(folder), closed):
+            place.chmod(0o755)
+        try:
+            if was == 0:
+                os.seteuid(65534)
+            with pytest.raises(errors.ModelUnavailable, match="cannot be read, perhaps not by this user"):
+                Engine.load(str(closed), CPU)
+        finally:
+            os.seteuid(was)
 
 
 def test_broken_weights_are_refused_in_one_line(tiny_path: Path, tmp_path: Path) -> None:

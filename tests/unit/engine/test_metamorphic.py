@@ -13,7 +13,7 @@ from tests.unit.engine import architectures, exactness
 from tests.unit.engine.exactness import Schedule
 from worker.engine import Request
 
-EVERYDAY = ("llama", "gemma2", "gpt_oss", "deepseek_v3")
+EVERYDAY = ("llama", "gpt_oss", "deepseek_v3")
 NAMES = [
     name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.long)
     for name in architectures.CONFIGS

@@ -105,7 +105,7 @@ def above(limit: int, rng: Random, rate: float) -> Refuse:
     st.sampled_from([0.0, 0.3]),
     st.integers(0, 1 << 32),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_steps_without_memory_change_neither_outputs_nor_counts(
     tiny_loaded: loader.Loaded,
     kind: str,
@@ -139,7 +139,7 @@ def test_steps_without_memory_change_neither_outputs_nor_counts(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(requests_of(), st.integers(60, 300), st.integers(1, 9), st.integers(1, 8), st.integers(0, 1 << 32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_neither_do_they_while_kv_is_short_and_requests_come_and_go(
     tiny_loaded: loader.Loaded,
     kind: str,

@@ -59,7 +59,7 @@ def check(
     st.sampled_from((0, 100, 5000)),
 )
 @example(long_ones(), PREEMPTING, 1, True, 200)
-@settings(max_examples=6)
+@settings(max_examples=3)
 def test_any_schedule_is_equal_to_generate(
     open_subject: exactness.Open,
     name: str,

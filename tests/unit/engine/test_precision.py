@@ -84,7 +84,7 @@ def test_the_policy_is_set_and_torch_can_read_it_both_ways(
     assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
     assert not products.allow_bf16_reduced_precision_reduction
     assert not products.allow_fp16_reduced_precision_reduction
-    assert f"tf32={str(tf32).lower()}" in caplog.text
+    assert [vars(record)["tf32"] for record in caplog.records if record.message == "products"] == [tf32]
 
 
 def test_loading_for_a_cpu_leaves_the_policy_of_gpus_alone(policy: None, tiny_path: Path) -> None:

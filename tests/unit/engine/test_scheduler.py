@@ -238,6 +238,8 @@ def test_what_on_admit_loses_vanishes_and_what_it_raises_leaves_all_waiting(
         done += engine.step()
     check([requests[0], requests[2]], done)
     assert sorted(asked) == ["0", "1", "2"]
+    counted = engine.stats
+    assert (counted.requests_added, counted.requests_finished, counted.requests_cancelled) == (3, 2, 1)
 
 
 @in_both

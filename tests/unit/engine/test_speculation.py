@@ -119,7 +119,7 @@ def ran(engine: FastEngine, requests: Many[Request], schedule: Schedule = Schedu
     test_scheduler.worth_a_part,
     st.data(),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_drafts_right_or_wrong_under_little_memory_and_cancelling_change_no_output_and_no_counter(
     tiny_loaded: loader.Loaded,
     open_engine: test_scheduler.Open,
@@ -198,7 +198,7 @@ def test_nothing_is_drafted_while_as_many_run_as_the_threshold_says(tiny_loaded:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(exactness.requests(), exactness.schedules, st.sampled_from((1, 4, 9)))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_any_schedule_with_drafts_is_equal_to_generate(
     open_subject: exactness.Open, name: str, requests: list[Request], schedule: Schedule, most: int
 ) -> None:
@@ -219,7 +219,7 @@ def test_drafts_survive_preemption(open_subject: exactness.Open, backend: str) -
 
 
 @given(test_features._requests(), exactness.schedules, st.booleans())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_any_parameters_with_drafts_mean_what_they_say(
     open_subject: exactness.Open, requests: list[Request], schedule: Schedule, looks_up: bool
 ) -> None:

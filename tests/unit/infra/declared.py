@@ -3,9 +3,10 @@
 import api.depth
 import api.metrics
 from jobs.metrics import shared
-from jobs.metrics.families import Family
+from jobs.metrics.families import PREFIX, Family
 from worker.metrics import counters, finished, gpu, state
 
+__all__ = ["FAMILIES", "PREFIX", "family_of", "series"]
 OF_THE_API = (*api.metrics.FAMILIES, *api.depth.FAMILIES)
 OF_WORKERS = (*state.FAMILIES, *counters.FAMILIES, *finished.FAMILIES, *gpu.FAMILIES)
 FAMILIES = (*shared.FAMILIES, *OF_THE_API, *OF_WORKERS)

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[3]
 INFRA = ROOT / "infra"
 K8S = INFRA / "k8s"
 OVERLAYS = ("base", "overlays/gpu", "overlays/gpu-jobs")
+EXAMPLE = "overlays/example"
 COMPOSE = (INFRA / "compose.yaml", INFRA / "compose.gpu.yaml")
 # What only changes objects that are elsewhere.
 PATCHES = {K8S / "overlays" / "gpu" / "worker.yaml"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 from click.testing import CliRunner
 from pydantic import ValidationError
 
@@ -222,3 +223,53 @@ def test_jobs_start_a_worker_that_ends_when_it_is_idle(objects: list[Object]) ->
         place = arguments.index("--exit-when-idle")
         (option,) = [o for o in celery.app.user_options["worker"] if "--exit-when-idle" in o.opts]
         assert option.type.convert(arguments[place + 1], None, None) > 0
+
+
+def test_the_example_keeps_both_triggers_and_their_authentication(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A patch that is merged would replace the list, and no job would ever be planned."""
+    example, below = manifests.built(manifests.EXAMPLE), manifests.built("overlays/gpu")
+    for name, value in settings(example).items():
+        monkeypatch.setenv(name, value)
+    keys = CliRunner().invoke(cli.main, ["queue-keys"]).stdout.split()
+    (scaler,), (other,) = (of_kind(made, "ScaledObject") for made in (example, below))
+    assert {t["metadata"]["listName"] for t in scaler["spec"]["triggers"]} == set(keys)
+    assert [t["authenticationRef"] for t in scaler["spec"]["triggers"]] == [
+        t["authenticationRef"] for t in other["spec"]["triggers"]
+    ]
+    length = scaler["spec"]["triggers"][0]["metadata"]["listLength"]
+    assert int(length) * scaler["spec"]["maxReplicaCount"] == 128
+    keda.ADAPTER.validate_python(scaler)
+
+
+def test_the_example_changes_every_image_the_model_and_nothing_it_does_not_name() -> None:
+    example, below = manifests.built(manifests.EXAMPLE), manifests.built("overlays/gpu")
+    images = [template["spec"]["containers"][0]["image"] for _, template in manifests.pods(example)]
+    own = [template["spec"]["containers"][0]["image"] for _, template in manifests.pods(below)]
+    assert images == [f"registry.example.com/{image}" for image in own]
+    assert [made["metadata"]["name"] for made in example] == [made["metadata"]["name"] for made in below]
+    now, before = settings(example), settings(below)
+    changed = {name for name in now if now[name] != before.get(name)}
+    assert now.keys() == before.keys()
+    assert changed == {"LONGHAUL_STORE_URL", "LONGHAUL_MODELS"}
+
+
+def test_monitors_ask_ports_that_pods_have_under_the_names_that_alerts_know() -> None:
+    folder = manifests.INFRA / "prometheus"
+    scraped = yaml.safe_load((folder / "prometheus.yaml").read_text())["scrape_configs"]
+    monitors = list(yaml.safe_load_all((folder / "podmonitors.yaml").read_text()))
+    jobs = set()
+    for made in monitors:
+        (endpoint,), wanted = made["spec"]["podMetricsEndpoints"], made["spec"]["selector"]["matchLabels"]
+        (relabeling,) = endpoint["relabelings"]
+        assert relabeling["targetLabel"] == "job"
+        jobs.add(relabeling["replacement"])
+        found = [
+            template
+            for _, template in manifests.pods(manifests.written())
+            if wanted.items() <= template["metadata"]["labels"].items()
+        ]
+        assert found
+        for template in found:
+            ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
+            assert endpoint["port"] in ports
+    assert jobs == {one["job_name"] for one in scraped}

@@ -1,6 +1,8 @@
 """Histograms and tables of metrics say what was counted."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -48,12 +50,25 @@ def test_every_field_of_an_engines_stats_is_a_metric() -> None:
 
 
 def of(**stats: float) -> dict[str, list[tuple[dict[str, str], float]]]:
-    found = counters.of("m", dataclasses.asdict(Stats()) | stats)
+    found = counters.of("m", dataclasses.asdict(Stats()) | stats, {})
     return {family.name: [(sample.labels, sample.value) for sample in family.samples] for family in found}
 
 
 def test_what_an_engine_cannot_know_is_absent_and_not_zero() -> None:
     assert not of().keys() & {"longhaul_padding_ratio", "longhaul_kv_usage_ratio", "longhaul_step_seconds"}
+
+
+def test_totals_of_a_model_that_is_not_loaded_stay_and_its_gauges_go() -> None:
+    """A turn may begin and end between two scrapes."""
+    past = dataclasses.asdict(Stats()) | {"tokens_sampled": 5, "kv_bytes_in_use": 7, "steps": 1}
+    for stats, models in ((None, ["a"]), (dataclasses.asdict(Stats()), ["a", "b"])):
+        found = {one.name: one.samples for one in counters.of("b", stats, {"a": past})}
+        assert len(found) == len(list(counters.of("b", stats, {"a": past}))), "a metric is told once"
+        told = {sample.labels["model"]: sample.value for sample in found["longhaul_generation_tokens"]}
+        assert told == dict.fromkeys(models, 0) | {"a": 5}
+        assert {s.labels["model"] for s in found["longhaul_step_seconds"]} == {"a"}
+        shown = {s.labels["model"] for s in found.get("longhaul_kv_bytes_in_use", ())}
+        assert shown == {*models} - {"a"}
 
 
 def test_ratios_and_phases_of_an_engine() -> None:
@@ -73,3 +88,10 @@ def test_ratios_and_phases_of_an_engine() -> None:
         "model": ("model", 2.0),
         "scheduling": ("scheduling", 1.0),
     }
+
+
+def test_the_page_says_what_the_engine_calls_a_metric_of_another_name() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    told = dict(re.findall(r"^\| `longhaul_(\w+)` \| `(\w+)` \|$", page, re.MULTILINE))
+    names = {family.name.removeprefix("longhaul_"): field for field, family in counters.COUNTERS.items()}
+    assert told == {name: field for name, field in names.items() if name.removesuffix("_total") != field}

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from jobs import answers, errors, results
+from jobs import answers, errors, ledger_types, results
+from jobs.metrics import shared
 from jobs.records import PlannedRequest, ResultRow
 from tests.unit.metrics.test_families import samples
-from worker.metrics import endpoint, finished
+from worker.metrics import endpoint, finished, state
 
 
 def planned(**fields: Any) -> PlannedRequest:
@@ -65,6 +66,27 @@ def test_what_an_engine_cannot_know_is_not_counted_as_zero() -> None:
     found = counted(rows(ended(ttft=None)), model="unknown")
     assert found["longhaul_time_to_first_token_seconds_count", ("unknown",)] == 0
     assert found["longhaul_e2e_seconds_count", ("unknown",)] == 1
+
+
+def test_a_models_series_begin_with_0() -> None:
+    """Prometheus takes the first value for where a counter began, so what begins with 5 lost 5."""
+    registry = endpoint.registry(["fresh"])
+    finished.Finished(registry, ["fresh"])
+    found = {key: value for key, value in samples(registry).items() if "fresh" in key[1]}
+    assert set(found.values()) == {0}
+    ended = {key[1][1] for key in found if key[0] == "longhaul_requests_finished_total"}
+    assert ended == set(shared.REASONS)
+    assert {name.partition("_bucket")[0] for name, _ in found} >= {
+        *(family.full_name for family, _ in finished.LATENCIES.values()),
+        *(family.full_name for family in (finished.PROMPT, finished.SAVED, finished.REFUSED)),
+    }
+
+
+def test_units_that_end_begin_with_0() -> None:
+    registry = endpoint.registry()
+    state.units_ended(registry)
+    found = {key[1] for key in samples(registry) if key[0] == "longhaul_units_ended_total"}
+    assert found == {(outcome, unit) for outcome in ("done", "failed") for unit in ledger_types.UNITS}
 
 
 def test_vllms_buckets() -> None:

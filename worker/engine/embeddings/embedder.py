@@ -153,17 +153,19 @@ class Embedder:
         """Run a batch in halves when memory was short, else one by one; fail a lone input's row."""
         line = f"{type(error).__name__}: {error}".split("\n")[0]
         if len(batch) == 1:
-            log.error("embedding failed id=%s input=%d error=%r", batch[0].row.id, batch[0].index, line)
+            log.error(
+                "embedding failed", extra={"request": batch[0].row.id, "input": batch[0].index, "error": line}
+            )
             return self._fail(batch[0].row, line)
         if isinstance(error, MemoryError):
             self._most = max(1, cost // 2)
             self._stats.out_of_memory_splits += 1
-            log.warning("out of memory: embedding batches get smaller tokens=%d", self._most)
+            log.warning("out of memory: embedding batches get smaller", extra={"tokens": self._most})
             self._pool += batch
             self._pool.sort(key=lambda text: len(text.ids))
         else:
             self._stats.batches_failed += 1
-            log.warning("embedding batch failed: its inputs run one by one error=%r", line)
+            log.warning("embedding batch failed: its inputs run one by one", extra={"error": line})
             self._suspects += reversed(batch)
         return []
 

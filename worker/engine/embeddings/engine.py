@@ -84,7 +84,7 @@ def _encoder(loaded: loader.Loaded, config: EngineConfig, stats: Stats) -> Model
             stats.native_kernels = int(not ready.reads_beyond)
             return PackedEncoder(headless, loaded.pooling)
         except guards.Unsupported as reason:
-            log.warning("embeddings by transformers' own attention reason=%r", str(reason))
+            log.warning("embeddings by transformers' own attention", extra={"reason": str(reason)})
             stats.fallbacks = 1
     if config.fast and PaddedEncoder.pack(loaded):
         native = library.kernels(loaded.model.dtype, loaded.device) is not None

@@ -57,7 +57,7 @@ class PaddedEncoder(ModelEncoder):
                 return bool(replaced)
         except Exception as error:  # code of a model may read the weights of its layers
             reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        log.info("products of the model's own code stay reason=%r", reason)
+        log.info("products of the model's own code stay", extra={"reason": reason})
         for parent, name, module in reversed(replaced):
             setattr(parent, name, module)
         return False

@@ -121,14 +121,14 @@ def _kernels(dtype: torch.dtype) -> Kernels:
 
 @functools.cache
 def _warn(reason: str) -> None:
-    log.warning("torch's own operations instead of compiled kernels: slower. reason=%r", reason)
+    log.warning("torch's own operations instead of compiled kernels: slower", extra={"reason": reason})
 
 
 @functools.cache
 def _library() -> ctypes.CDLL | Unavailable:
     """Return the library, or why there is none: every layer of a model asks, and building takes seconds."""
     try:
-        return _load(*_cached())
+        return _load(*cached())
     except Unavailable as reason:
         return reason
 
@@ -139,7 +139,7 @@ def _load(compiler: str, path: Path) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(str(path))
         except OSError as error:
-            log.warning("compiled kernels are built again path=%s reason=%r", path, str(error))
+            log.warning("compiled kernels are built again", extra={"path": path, "reason": str(error)})
     _build(compiler, path)
     try:
         return ctypes.CDLL(str(path))
@@ -147,8 +147,10 @@ def _load(compiler: str, path: Path) -> ctypes.CDLL:
         raise Unavailable(f"{path} cannot be loaded: {error}") from error
 
 
-def _cached() -> tuple[str, Path]:
-    """Return the compiler, and where the library for this source, compiler and processor is kept."""
+def cached() -> tuple[str, Path]:
+    """Return the compiler, and where the library for this source, compiler and processor is kept. Raises
+    Unavailable.
+    """
     compiler = _compiler()
     version = _output([compiler, "--version"])
     sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("*.[ch]*"))]
@@ -179,7 +181,7 @@ def _build(compiler: str, path: Path) -> None:
             draft.replace(path)  # other processes may build the same: the last one stays
     except OSError as error:
         raise Unavailable(f"{path.parent}: {error.strerror}") from error
-    log.info("compiled kernels path=%s seconds=%.1f", path, time.monotonic() - began)
+    log.info("compiled kernels", extra={"path": path, "seconds": round(time.monotonic() - began, 1)})
 
 
 def _compiler() -> str:

@@ -45,7 +45,7 @@ def keep(model: Any, file: Path) -> None:
             continue
         filling.fill(model, {name: grouped})
         kept += 1
-    log.info("gguf products kept=%d expanded=%s", kept, dict(expanded))
+    log.info("gguf products", extra={"kept": kept, "expanded": dict(expanded)})
 
 
 def kept(model: Any, file: Path) -> dict[str, tuple[Bits, int]]:

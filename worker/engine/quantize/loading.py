@@ -105,7 +105,9 @@ def _by_recipe(
     with cache.entry(tensors.files, recipe) as entry:
         weights = entry.read(model)
         if weights is None:
-            log.info("quantising bits=%d group=%d method=%s", recipe.bits, recipe.group, recipe.method)
+            log.info(
+                "quantising", extra={"bits": recipe.bits, "group": recipe.group, "method": recipe.method}
+            )
             if not parallel.is_share(model):
                 entry.write(_quantised(model, tensors, recipe))
                 return

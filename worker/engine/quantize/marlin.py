@@ -70,12 +70,14 @@ def _serves(device: torch.device, dtype: torch.dtype, bits: Bits) -> bool:
     if not _is_installed():
         return False
     try:
-        log.info("trying Marlin, whose kernels are compiled the first time dtype=%s bits=%d", dtype, bits)
+        log.info(
+            "trying Marlin, whose kernels are compiled the first time", extra={"dtype": dtype, "bits": bits}
+        )
         fault = _fault(device, dtype, bits)
     except Exception as error:  # it imports much, compiles, and may fail anywhere
         fault = f"{type(error).__name__}: {error}".split("\n")[0]
     if fault is not None:
-        log.warning("no Marlin on this GPU: other products take its place reason=%r", fault)
+        log.warning("no Marlin on this GPU: other products take its place", extra={"reason": fault})
     return fault is None
 
 

@@ -40,7 +40,7 @@ def _serves(device: torch.device) -> bool:
     except RuntimeError as error:
         fault = str(error).split("\n")[0]
     if fault is not None:
-        log.warning("no product of 4 bits on this GPU: integers are dequantised reason=%r", fault)
+        log.warning("no product of 4 bits on this GPU: integers are dequantised", extra={"reason": fault})
     return fault is None
 
 

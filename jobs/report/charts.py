@@ -1,0 +1,154 @@
+"""The plots of a report: what each says in words and in numbers, and how it is drawn."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jobs.report import draw, sharing, words
+from jobs.report.bins import Histogram
+from jobs.report.figures import Figures, Kind, OverTime
+from jobs.report.sources import Subject
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One plot. `note` says how to read it, `says` what it shows; `table` has its numbers."""
+
+    name: str
+    section: str
+    title: str
+    note: str
+    says: str
+    table: words.Table
+    drawing: draw.Draw
+    height: float = draw.HEIGHT
+
+
+LATENCIES = {
+    "e2e_seconds": ("End to end", "From the job's creation to a request's last token, waiting included."),
+    "queue_seconds": ("Waiting in the queue", "From the job's creation until a worker began with a request."),
+    "ttft_seconds": ("Time to first token", "From when a worker began with a request: without the queue."),
+    "inter_token_seconds": ("Inter-token latency", "The mean gap between two tokens of a request."),
+}
+LENGTHS = {
+    "prompt_tokens": ("Prompts", "Tokens of each prompt, shared ones included."),
+    "completion_tokens": ("Answers", "Tokens generated for each request."),
+}
+ERRORS = "Errors"
+_TOKENS = words.Unit(1.0, "tokens", "tokens")
+
+
+def charts(subject: Subject) -> list[Chart]:
+    """Return the plots there is something to show in."""
+    figures = subject.figures
+    found = [*_latencies(figures), *_over_time(figures.over_time), *_lengths(figures)]
+    found += _prefixes(sharing.Sharing.of(subject.summary, figures))
+    return found + _errors(figures.errors)
+
+
+def _latencies(figures: Figures) -> Iterator[Chart]:
+    for name, (title, note) in LATENCIES.items():
+        if (found := figures.latencies[name]) is not None:
+            yield _histogram(name, "Latency", title, note, found, words.unit_of(found.percentiles["p99"]))
+
+
+def _lengths(figures: Figures) -> Iterator[Chart]:
+    for name, (title, note) in LENGTHS.items():
+        if (found := figures.lengths[name]) is not None and found.most > 0:
+            yield _histogram(name, "Lengths", title, note, found, _TOKENS)
+
+
+def _histogram(name: str, section: str, title: str, note: str, found: Histogram, unit: words.Unit) -> Chart:
+    edges = [(found.start + place * found.width) * unit.factor for place in range(len(found.counts) + 1)]
+    marks = {name: value * unit.factor for name, value in found.percentiles.items()}
+    shown = [f"{name} {words.number(value)}" for name, value in marks.items()]
+    says = f"{', '.join(shown)}; mean {words.number(found.mean * unit.factor)}, "
+    says += f"from {words.number(found.least * unit.factor)} to {words.number(found.most * unit.factor)}"
+    if found.beyond:
+        beyond = words.count(found.beyond, "request")
+        note += f" {beyond} beyond {words.number(edges[-1])} {unit.short} not drawn."
+    rows = [
+        (f"{words.number(edges[place])} to {words.number(edges[place + 1])}", f"{count:,}")
+        for place, count in enumerate(found.counts)
+    ]
+    if found.beyond:
+        rows.append((f"more than {words.number(edges[-1])}", f"{found.beyond:,}"))
+    table = words.Table((unit.name, "requests"), rows)
+    steps = draw.Steps(edges, found.counts, marks, unit.name)
+    return Chart(name, section, title, note, f"{says}\N{NO-BREAK SPACE}{unit.short}.", table, steps)
+
+
+def _over_time(found: OverTime | None) -> Iterator[Chart]:
+    if found is None:
+        return
+    unit = words.unit_of(len(found.running) * found.width)
+    width, label = found.width * unit.factor, f"{unit.name} since the first request began"
+    slot = words.seconds(found.width)
+    rates = {"generated": found.generated_per_second, "read": found.read_per_second}
+    rates = {name: values for name, values in rates.items() if any(values)}
+    if rates:
+        peaks = [f"{name}: up to {words.number(max(values))}" for name, values in rates.items()]
+        note = (
+            f"All workers; means over {slot}. Read: prompt tokens that were not shared. "
+            "A request's tokens are spread evenly over the time in which it read or made them."
+        )
+        yield Chart(
+            "tokens_over_time", "Over time", "Tokens per second", note, f"{'; '.join(peaks)} tokens/s.",
+            _slots(unit, width, rates), draw.Lines(width, rates, label, "tokens/s"),
+        )  # fmt: skip
+    running = {"requests running": found.running}
+    mean = sum(found.running) / len(found.running)
+    says = f"{words.number(mean)} on average, up to {words.number(max(found.running))}."
+    note = f"Requests that workers have in their running batches, all together. Means over {slot}."
+    lines = draw.Lines(width, running, label, "requests")
+    yield Chart("batch_over_time", "Over time", "Batch size", note, says, _slots(unit, width, running), lines)
+
+
+def _slots(unit: words.Unit, width: float, rows: dict[str, list[float]]) -> words.Table:
+    columns = zip(*rows.values(), strict=True)
+    lines = [
+        (words.number(place * width), *map(words.number, values)) for place, values in enumerate(columns)
+    ]
+    return words.Table((f"from ({unit.short})", *rows), lines)
+
+
+def _prefixes(found: sharing.Sharing | None) -> Iterator[Chart]:
+    if found is None:
+        return
+    bars = found.bars()
+    yield Chart(
+        "prefix_levels",
+        "Shared prefixes",
+        "Prompt tokens that are shared",
+        "A run is a stretch of tokens that two requests or more have in common from the start on; level 2 "
+        "is what some of these have in common beyond level 1. The plan looks at one bucket at a time. The "
+        "engine also shares between buckets, and cannot share what it had to forget.",
+        found.says,
+        found.table(),
+        bars,
+        bars.height,
+    )
+    if found.blocks:
+        note = "A block is a run of tokens: as wide as the requests that share it, as tall as it is long."
+        yield Chart(
+            "prefix_tree",
+            "Shared prefixes",
+            "The prefix tree",
+            note,
+            found.tree_says,
+            found.tree_table(),
+            found.tree(),
+        )
+
+
+def _errors(found: dict[str, Kind]) -> list[Chart]:
+    if not found:
+        return []
+    total = sum(kind.count for kind in found.values())
+    labels = [f"{code[:60]}: {kind.count:,}" for code, kind in found.items()]
+    counts = [float(kind.count) for kind in found.values()]
+    bars = draw.Bars(labels, counts, max(counts))
+    rows = [(code, f"{kind.count:,}", kind.message, ", ".join(kind.examples)) for code, kind in found.items()]
+    table = words.Table(("kind", "errors", "first message", "custom_ids of the first"), rows)
+    says = f"{words.count(total, 'error')} of {words.count(len(found), 'kind')}."
+    note = "By code and, in brackets, the parameter at fault."
+    return [Chart("errors", ERRORS, "Errors by kind", note, says, table, bars, bars.height)]

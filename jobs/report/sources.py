@@ -1,0 +1,120 @@
+"""Where a report's numbers come from: a job of a server, or what a finished `longhaul run` left."""
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from jobs import client, download, errors, ids
+from jobs.report.figures import Figures, Gatherer
+
+
+class ResultsGone(errors.LonghaulError):
+    """The results of {job} have expired or were deleted, and its figures with them: no report can be made."""
+
+
+class NoRun(errors.LonghaulError):
+    """{path} is not there. Give the id of a job, or the output of a 'longhaul run' that has finished."""
+
+
+class Unreadable(errors.LonghaulError):
+    """{path} is not what Longhaul wrote: {reason}. Run 'longhaul run' again, or take another file."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a report is about. `facts` are said of it in its head: name and text."""
+
+    name: str
+    status: str
+    facts: dict[str, str]
+    summary: dict[str, Any]
+    figures: Figures
+    total: int
+    completed: int
+    failed: int
+
+
+def of_job(api: client.Client, batch: client.Batch) -> Subject:
+    """Fetch the figures of an ended job; raises NotFinished, ResultsGone."""
+    counts, gathered = batch.request_counts, Gatherer()
+    if not batch.ended:
+        raise download.NotFinished(job=batch.id, status=batch.status, done=batch.done, total=counts.total)
+    summary: dict[str, Any] = {}
+    with _readable(f"what {api.url} answers for {batch.id}"):
+        if batch.status != "failed":  # else it never ran: only the errors of its input are known
+            summary = _summary(b"".join(_file(api, batch.id, "summary")), batch.id)
+            gathered.metrics(_lines(_file(api, batch.id, "metrics")))
+            gathered.errors(_lines(_file(api, batch.id, "errors")))
+    for fault in batch.errors.data if batch.errors else ():
+        gathered.error(fault.code, fault.message, f"line {fault.line}" if fault.line else "the file")
+    facts = {
+        "model": batch.model or "-",
+        "endpoint": batch.endpoint,
+        "created": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(batch.created_at)),
+    }
+    found = gathered.build()
+    return Subject(
+        batch.id, batch.status, facts, summary, found, counts.total, counts.completed, counts.failed
+    )
+
+
+def of_run(output: Path) -> Subject:
+    """Read what a finished `longhaul run` into `output` left beside it; raises NoRun, Unreadable."""
+    place, gathered = beside(output, "summary"), Gatherer()
+    if not place.exists():
+        raise NoRun(path=place)
+    with _readable(place):
+        summary = _summary(place.read_bytes(), output.name)
+        for kind, take in (("metrics", gathered.metrics), ("errors", gathered.errors)):
+            if beside(output, kind).exists():
+                with beside(output, kind).open("rb") as stream:
+                    take(stream)
+        counts = summary["counts"]
+        total, completed, failed = counts["total"], counts["completed"], counts["failed"]
+    return Subject(output.name, "completed", {}, summary, gathered.build(), total, completed, failed)
+
+
+def beside(output: Path, kind: str) -> Path:
+    """Return where `longhaul run` writes a kind of file: `out.errors.jsonl` for `out.jsonl`."""
+    return output.with_name(f"{output.stem}.{kind}{'.json' if kind == 'summary' else '.jsonl'}")
+
+
+def _summary(data: bytes, name: str) -> dict[str, Any]:
+    if not data:
+        raise ResultsGone(job=name)
+    return dict(orjson.loads(data))
+
+
+def _file(api: client.Client, job_id: str, kind: str) -> Iterator[bytes]:
+    """Yield the bytes of a job's file; a kind without a line has none."""
+    try:
+        yield from api.content(ids.result_file_id(job_id, kind))
+    except client.ServerRefused as error:
+        if error.status != 404:
+            raise
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+@contextlib.contextmanager
+def _readable(path: object) -> Iterator[None]:
+    try:
+        yield
+    except orjson.JSONDecodeError as error:
+        raise Unreadable(path=path, reason=error.msg) from None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise Unreadable(path=path, reason=f"{type(error).__name__}: {error}") from None
+    except OSError as error:
+        raise Unreadable(path=path, reason=error.strerror or error) from None

@@ -1,0 +1,60 @@
+"""Numbers as people read them, and tables of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class Table:
+    """The numbers behind a plot, as text; the first column names the row."""
+
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+class Unit(NamedTuple):
+    """What seconds are multiplied with to be shown, and the name of that."""
+
+    factor: float
+    name: str
+    short: str
+
+
+_UNITS = (
+    (0.5, Unit(1e3, "milliseconds", "ms")),
+    (600.0, Unit(1.0, "seconds", "s")),
+    (10_800.0, Unit(1 / 60, "minutes", "min")),
+)
+_HOURS = Unit(1 / 3600, "hours", "h")
+
+
+def unit_of(seconds: float) -> Unit:
+    """Return the unit in which times up to `seconds` are shown."""
+    return next((unit for most, unit in _UNITS if seconds < most), _HOURS)
+
+
+def number(value: float) -> str:
+    """Return a number with three digits or so, thousands set apart."""
+    if value == int(value) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    digits = 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
+    return f"{value:.{digits}f}"
+
+
+def seconds(value: float | None) -> str:
+    """Return a time with its unit, a dash for one that is not known."""
+    if value is None:
+        return "-"
+    unit = unit_of(value)
+    return f"{number(value * unit.factor)} {unit.short}"
+
+
+def share(part: float, whole: float) -> str:
+    """Return how much of the whole a part is."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def count(value: int, noun: str) -> str:
+    """Return a number of things: `1 run`, `2,000 runs`."""
+    return f"{value:,} {noun}{'' if value == 1 else 's'}"

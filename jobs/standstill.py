@@ -1,0 +1,95 @@
+"""Why a job does not move, as far as the queue tells: nobody runs its model, or a step of it fails."""
+
+import re
+
+from pydantic import BaseModel, ConfigDict
+
+from jobs import errors
+from jobs.client import Batch, Client
+
+SECONDS = 10.0
+"""A job that has not moved for so long is asked about, and again after as long."""
+
+
+class _View(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class ModelView(_View):
+    """What the server tells of a model; an older one does not tell of workers."""
+
+    model: str
+    depth: int = 0
+    workers: int | None = None
+    reason: str | None = None
+
+
+class FailingView(_View):
+    batch: str
+    unit: str
+    failures: int
+    reason: str
+
+
+class QueueView(_View):
+    """What `GET /v1/queue` tells."""
+
+    models: list[ModelView] = []
+    workers: int | None = None
+    failing: list[FailingView] = []
+
+
+def why(batch: Batch, queue: QueueView) -> str | None:
+    """Return why a job does not move, None if the queue tells nothing."""
+    if batch.ended:
+        return None
+    for step in queue.failing:
+        if step.batch == batch.id:
+            times = "once" if step.failures == 1 else f"{step.failures} times"
+            return f"its step {step.unit!r} has failed {times} and is tried again: {step.reason}"
+    if queue.workers == 0:
+        return "no worker is there"
+    if batch.status != "in_progress":
+        return None
+    return next(filter(None, (_missing(model) for model in queue.models if model.model == batch.model)), None)
+
+
+def _missing(model: ModelView) -> str | None:
+    if not model.depth or model.workers != 0:
+        return None
+    return f"no worker runs {model.model}" + (f": {model.reason}" if model.reason else "")
+
+
+def asked(client: Client, batch: Batch) -> str | None:
+    """Return why a job does not move; None also where the server does not say."""
+    if batch.ended:
+        return None
+    try:
+        return why(batch, QueueView.model_validate(client.queue()))
+    except (errors.LonghaulError, ValueError):
+        return None
+
+
+class Standstill:
+    """Notices that a job does not move, and says why: once, and again when that changes."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._seen: tuple[str, int] | None = None
+        self._look_at = 0.0
+        self._told: str | None = None
+
+    def look(self, batch: Batch, now: float) -> str | None:
+        """Return what is to be told now."""
+        seen = (batch.status, batch.done)
+        if seen != self._seen:
+            self._seen, self._look_at, self._told = seen, now + SECONDS, None
+        if now < self._look_at:
+            return None
+        self._look_at = now + SECONDS
+        reason = asked(self._client, batch)
+        # How often a step has failed is no other reason.
+        kind = reason and re.sub(r"failed (once|\d+ times)", "failed", reason)
+        new = reason if kind != self._told else None
+        self._told = kind
+        return new

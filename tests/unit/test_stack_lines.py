@@ -1,0 +1,81 @@
+"""What `longhaul up` says of models and workers, and which settings it leaves for other commands."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from jobs import cli, stack, stack_lines
+
+MODELS = {"a": {"source": "x/a"}, "b": {"source": "x/b"}}
+
+
+@pytest.fixture(autouse=True)
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LONGHAUL_MODEL", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [("all", ["a", "b", "c,d"]), ("b,a", ["a", "b"]), ("c,d", ["c,d"]), ("none", []), ("b", ["b"])],
+)
+def test_models_of_a_worker_are_those_that_the_setting_means(model: str, names: list[str]) -> None:
+    assert stack_lines.chosen(model, ["a", "b", "c,d"]) == names
+
+
+def test_a_model_that_no_worker_runs_is_named() -> None:
+    assert "nobody runs b: requests for it wait" in stack_lines.workers([1], "a", ["a", "b"])
+    assert stack_lines.workers([1, 2], "all", ["a", "b"]) == "pid 1, pid 2; each takes turns over a and b"
+    none = stack_lines.workers([], "all", ["a", "b"])
+    assert none.startswith("none; nobody runs a or b: ")
+    assert stack_lines.workers([1], "all", ["a"]) == "pid 1; runs a"
+
+
+def made(folder: Path, **extra: str) -> stack.Stack:
+    """A stack that knows its settings and has started nothing."""
+    one = stack.Stack(folder, models=MODELS, workers=0, extra=extra)
+    one.environment = dict(one._extra)
+    return one
+
+
+def environment(folder: Path) -> dict[str, str]:
+    made(folder)._write_environment()
+    return dict(line.split("=", 1) for line in (folder / "environment").read_text().splitlines())
+
+
+def test_other_shells_are_told_no_model_but_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An autoscaler that were told one would scale that one alone, while requests of the other wait."""
+    assert "LONGHAUL_MODEL" not in environment(tmp_path)
+    monkeypatch.setenv("LONGHAUL_MODEL", "b")
+    assert environment(tmp_path)["LONGHAUL_MODEL"] == "b"
+
+
+def test_other_shells_have_the_settings_of_this_one_but_not_a_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another quantisation they would look for requests of another model."""
+    monkeypatch.setenv("LONGHAUL_QUANTIZE", "int8")
+    monkeypatch.setenv("LONGHAUL_API_KEY", "secret")
+    found = environment(tmp_path)
+    assert found["LONGHAUL_QUANTIZE"] == "int8"
+    assert "LONGHAUL_API_KEY" not in found
+
+
+def test_a_worker_of_several_models_takes_turns_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert made(tmp_path)._worker_model == "all"
+    assert made(tmp_path, LONGHAUL_MODEL="a")._worker_model == "a"
+    monkeypatch.setenv("LONGHAUL_MODEL", "b")
+    assert made(tmp_path)._worker_model == "b"
+
+
+def test_up_refuses_a_model_that_is_not_served_before_it_starts_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LONGHAUL_MODEL", "z")
+    result = CliRunner().invoke(cli.main, ["up", "--model", "a=x/a"])
+    assert result.exit_code == 1
+    assert "'z' is not in LONGHAUL_MODELS (a)" in result.output

@@ -1,0 +1,93 @@
+"""Why a job does not move, in words, and how often that is said."""
+
+from typing import Any
+
+import pytest
+
+from jobs import client, errors, standstill
+from tests.unit.test_client import batch
+
+
+def job(**changes: object) -> client.Batch:
+    return client.Batch.model_validate(batch(id="batch_1", model="b", **changes))
+
+
+def view(**changes: Any) -> standstill.QueueView:
+    models = [{"model": "a", "depth": 0, "workers": 1}, {"model": "b", "depth": 3, "workers": 0}]
+    return standstill.QueueView.model_validate({"workers": 1, "models": models, "failing": []} | changes)
+
+
+FAILS = {"batch": "batch_1", "unit": "plan", "failures": 3, "reason": "no such file."}
+
+
+@pytest.mark.parametrize(
+    ("state", "queue", "reason"),
+    [
+        ("in_progress", {}, "no worker runs b"),
+        ("validating", {}, None),
+        ("validating", {"workers": 0}, "no worker is there"),
+        ("in_progress", {"workers": None, "models": [{"model": "b", "depth": 3}]}, None),
+        ("in_progress", {"models": [{"model": "b", "depth": 0, "workers": 0}]}, None),
+        ("in_progress", {"models": [{"model": "b", "depth": 1, "workers": 2}]}, None),
+        (
+            "in_progress",
+            {"models": [{"model": "b", "depth": 1, "workers": 0, "reason": "it is gone"}]},
+            "no worker runs b: it is gone",
+        ),
+        (
+            "validating",
+            {"failing": [FAILS]},
+            "its step 'plan' has failed 3 times and is tried again: no such file.",
+        ),
+        ("in_progress", {"failing": [FAILS | {"batch": "batch_2"}]}, "no worker runs b"),
+        ("completed", {"workers": 0, "failing": [FAILS]}, None),
+    ],
+)
+def test_the_reason_is_the_first_that_holds(state: str, queue: dict[str, Any], reason: str | None) -> None:
+    assert standstill.why(job(status=state), view(**queue)) == reason
+
+
+class Server:
+    """A client that answers what the test puts there."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answer: Any = view().model_dump()
+
+    def queue(self) -> dict[str, Any]:
+        self.asked += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return dict(self.answer)
+
+
+def test_a_job_that_moves_asks_nothing_and_one_that_does_not_is_told_once() -> None:
+    server = Server()
+    look = standstill.Standstill(server)  # type: ignore[arg-type]
+    moving = [job(request_counts={"total": 90, "completed": done, "failed": 0}) for done in range(30)]
+    assert [look.look(each, second) for second, each in enumerate(moving)] == [None] * 30
+    assert server.asked == 0
+    said = [look.look(moving[-1], 30.0 + second) for second in range(60)]
+    assert [words for words in said if words] == ["no worker runs b"]
+    assert server.asked == 6
+    server.answer = view(workers=0).model_dump()
+    assert [words for second in range(90, 120) if (words := look.look(moving[-1], second))] == [
+        "no worker is there"
+    ]
+
+
+def test_a_step_that_fails_again_for_the_same_reason_is_not_told_again() -> None:
+    server = Server()
+    look = standstill.Standstill(server)  # type: ignore[arg-type]
+    told = []
+    for second in range(60):
+        server.answer = view(failing=[FAILS | {"failures": 1 + second // 10}]).model_dump()
+        told += [words for words in [look.look(job(), float(second))] if words]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("answer", [errors.NotFound(what="path", id="x"), {"models": 3}, {}])
+def test_a_server_that_does_not_tell_is_no_error(answer: Any) -> None:
+    server = Server()
+    server.answer = answer
+    assert standstill.asked(server, job()) is None  # type: ignore[arg-type]
