@@ -70,3 +70,6 @@ class _Heard:
 
     def show(self, batch: Batch, pace: progress.Pace, now: float) -> None:
         self._listener(work.progress_of(batch))
+
+    def note(self, text: str) -> None:
+        """Say nothing of what a job says of itself: the line of the whole run is on the screen."""

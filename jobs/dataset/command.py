@@ -31,7 +31,7 @@ _NEEDS = {
 }
 
 
-@click.command()
+@click.command(short_help="Make a dataset: what a model says to each row.")
 @click.argument("source", metavar="INPUT")
 @command_options.all_of_them
 def generate(**given: Any) -> None:

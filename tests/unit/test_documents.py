@@ -1,5 +1,6 @@
 """What the documents tell people to type exists, and what they list is all there is."""
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -38,7 +39,7 @@ def test_command_line_is_one_that_longhaul_takes(
     Path("examples").mkdir()
     for file in ("prompts.jsonl", "prompts.txt", "ask.jinja", "examples/questions.yaml"):
         Path(file).touch()
-    name, *arguments = shlex.split(_one_command(line), comments=True)[1:]
+    name, *arguments = _one_command(line)[1:]
     command = BY_NAME[name]
     if isinstance(command, click.Group):
         name, *arguments = arguments
@@ -46,8 +47,10 @@ def test_command_line_is_one_that_longhaul_takes(
     command.make_context(name, arguments)
 
 
-def _one_command(line: str) -> str:
-    return re.split(r" && | >>? ", line)[0].replace("batch_01...", "batch_01")
+def _one_command(line: str) -> list[str]:
+    """Return the words of a line's first command."""
+    words = shlex.split(line.replace("batch_01...", "batch_01"), comments=True)
+    return list(itertools.takewhile(lambda word: word not in ("&&", "|", ">", ">>"), words))
 
 
 def test_examples_are_found() -> None:
