@@ -35,7 +35,7 @@ from jobs.dataset import (
 )  # fmt: skip
 
 _RECIPE = "recipe.json"
-_SLICE_ROWS = 1000
+_SLICE_ROWS = 256
 """Rows that go through all steps before the next ones, where a step continues a conversation: so few that the
 keys and values of the first turns are still there for the next."""
 
@@ -206,7 +206,7 @@ class Making:
             self.made.steps[first.step.name] = report.Report(self._view, first.step.name, expected)
 
     def _slices(self) -> Iterator[source.Source]:
-        """Yield the input a thousand rows at a time."""
+        """Yield the input a slice at a time."""
         held: list[pa.RecordBatch] = []
         for each in self._rows.rows(self._unreadable):
             batch = _numbered(each)
