@@ -4,7 +4,7 @@ OUT/data-00000.parquet ...   the rows
 OUT/errors.parquet           which rows failed, in which step, and why
 OUT/invalid.parquet          outputs without their form
 OUT/README.md, summary.json  how it was made, and what that took
-OUT.longhaul/NN-NAME/        of each step that takes a model: its recipe, its outputs by key, its jobs
+OUT.longhaul/NAME/           of each step that takes a model: its recipe, its outputs by key, its jobs
 """
 
 import contextlib

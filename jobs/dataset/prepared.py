@@ -98,11 +98,11 @@ class Prepared:
 
     def _made(self, number: int, step: steps.AnyStep) -> list[AnyStep]:
         if isinstance(step, steps.Generate | steps.Judge):
-            return [self._model(number, step)]
+            return [self._model(step)]
         if isinstance(step, steps.Expand):
             return [transforms.Expand(step.column, step.to or step.column)]
         if isinstance(step, steps.Dedupe):
-            return [transforms.Distinct(step.column, step.near, self._directory / f"{number:02d}-dedupe")]
+            return [transforms.Distinct(step.column, step.near, self._directory / f".dedupe-{number}")]
         made: list[AnyStep] = []
         if step.where is not None:
             made.append(transforms.Where(step.where, self._place, self._on_fault))
@@ -110,7 +110,7 @@ class Prepared:
             made.append(transforms.Texts(step.column, quality.Filters(**step.of_text)))
         return made
 
-    def _model(self, number: int, step: steps.Generate | steps.Judge) -> Model:
+    def _model(self, step: steps.Generate | steps.Judge) -> Model:
         form = validation.form(step.output_schema)
         raw, continues = (step.raw, step.continues) if isinstance(step, steps.Generate) else (False, None)
         made_by = recipe.Recipe(
@@ -123,7 +123,7 @@ class Prepared:
             output_schema=form.schema if form else None,
             seed=step.seed,
         )
-        place = self._directory / f"{number:02d}-{step.name}"
+        place = self._directory / step.name
         talk = _talk(step.name) if self._is_continued(step.name) else None
         return Model(step, made_by, form, place, talk, self._is_chat(step))
 

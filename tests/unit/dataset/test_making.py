@@ -495,7 +495,7 @@ def test_a_full_disk_breaks_the_run_off_and_the_next_one_goes_on(
 @pytest.mark.parametrize("left", ["", "{garbage", '{"model": "m"}'])
 def test_a_damaged_recipe_says_what_to_do_and_what_is_there_is_kept(make: Maker, left: str) -> None:
     make(texts("a"), "{{ text }}")
-    path = make.directory.with_name("out.longhaul") / "00-generate" / "recipe.json"
+    path = make.directory.with_name("out.longhaul") / "generate" / "recipe.json"
     path.write_text(left)
     with pytest.raises(recipe.RecipeUnreadable, match="--overwrite"):
         make(texts("a"), "{{ text }}")
