@@ -21,6 +21,10 @@ class InputEmpty(InputError):
     """{place} has {what}."""
 
 
+class RowNoDict(InputError):
+    """Row {at} of the list is no dict, but of type {type}. Give each its columns: [{{"text": "..."}}, ...]"""
+
+
 class InputIsOutput(InputError):
     """{place} is in the directory of the output, which takes its place. Give another -o."""
 

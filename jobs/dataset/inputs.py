@@ -60,6 +60,11 @@ def _in_memory(place: Any, scratch: Path | None) -> rows.Reader:
 
 def _table(records: list[dict[str, Any]]) -> pa.Table:
     """Return dicts as a table, with the columns that a file of them would have."""
+    if not records:
+        raise input_errors.InputEmpty(place="the list", what="no rows")
+    for at, record in enumerate(records):
+        if not isinstance(record, dict):
+            raise input_errors.RowNoDict(at=at, type=type(record).__name__)
     names = dict.fromkeys(name for record in records for name in record)
     values = {name: [record.get(name) for record in records] for name in names}
     types = {name: json_types.storable(json_types.of(column)) for name, column in values.items()}

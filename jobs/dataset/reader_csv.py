@@ -8,6 +8,10 @@ import pyarrow as pa
 from jobs.dataset import input_errors, json_types, places, rows, text_lines
 
 _LONGEST_FIELD = 16 << 20
+_OTHERS = {
+    "\t": "tabs; rename it to .tsv",
+    ";": "semicolons; convert it to commas, or to Parquet as docs/datasets.md shows",
+}
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
@@ -70,9 +74,18 @@ class Reader:
         for name in header:
             if header.count(name) > 1:
                 raise input_errors.ColumnTwice(where=self.shown, name=name)
+        self._check_separator(header)
         if next(records, None) is None:
             self.count = 0
         return header
+
+    def _check_separator(self, header: list[str]) -> None:
+        """Refuse what would be one column with all the others in its name."""
+        for separator, advice in _OTHERS.items() if self._file.kind == "csv" and len(header) == 1 else ():
+            if separator in header[0]:
+                raise input_errors.InputUnreadable(
+                    where=self.shown, reason=f"its header has no comma, but {advice}"
+                )
 
 
 class _Text:

@@ -1,5 +1,6 @@
 """The steps of a pipeline, as a YAML file or the options of the command say them."""
 
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -280,4 +281,14 @@ def _first(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     path = [str(part + 1) if isinstance(part, int) else str(part) for part in first["loc"]]
     said = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden" and path:
+        said = f"there is no such field{_near(path[-1])}"
     return f"{'.'.join(path)}: {said}" if path else said
+
+
+def _near(name: str) -> str:
+    """Return a question with the field that a wrong name looks like, if there is one."""
+    fields = {field.alias or own for kind in _KINDS.values() for own, field in kind.model_fields.items()}
+    known = fields | recipe.Parameters.model_fields.keys() | {"steps"}
+    close = difflib.get_close_matches(name, known - {name}, 1)
+    return f" (did you mean {close[0]}?)" if close else ""

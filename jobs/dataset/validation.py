@@ -15,6 +15,7 @@ from jobs.dataset import schema_types
 INVALID = "invalid_output"
 _REFUSED = "The schema cannot be used: "
 _MOST_CHARACTERS = 500
+_EXAMPLE = '{"type": "object", "properties": {"topic": {"type": "string"}}, "required": ["topic"]}'
 _VALUES = {"const", "enum", "default", "examples"}
 _NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 """Below these are schemas by names that mean nothing."""
@@ -27,6 +28,9 @@ _OPEN = {
     "oneOf",
     "$ref",
 }
+
+
+_KEYWORDS = {*jsonschema.Draft202012Validator.VALIDATORS, "$schema", "$defs", "definitions", "$id"}
 
 
 class SchemaWrong(errors.InvalidRequest):
@@ -128,15 +132,27 @@ def form(given: str | Path | dict[str, Any] | type[BaseModel] | None) -> Form | 
     if given is None:
         return None
     if isinstance(given, dict):
-        return Form(given, "given")
+        return Form(_checked(given, "given"), "given")
     if isinstance(given, type):
         return Form(given.model_json_schema(), given.__name__, given)
     text = str(given)
     module, colon, name = text.partition(":")
+    if module.endswith(".py"):
+        meant = f"{module.removesuffix('.py').replace('/', '.')}:{name or 'Model'}"
+        raise SchemaWrong(place=text, reason=f"a pydantic model is named as module:Model, so {meant}")
     if colon and not Path(text).exists():
         model = _model(module, name, text)
         return Form(model.model_json_schema(), text, model)
-    return Form(_from_file(Path(text)), text)
+    return Form(_checked(_from_file(Path(text)), text), text)
+
+
+def _checked(schema: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return a schema that says something; to JSON Schema words that it does not know mean nothing."""
+    if schema and not schema.keys() & _KEYWORDS:
+        names = ", ".join(map(str, schema))[:_MOST_CHARACTERS]
+        reason = f"it has no keyword of JSON Schema, but {names}. A schema looks like {_EXAMPLE}"
+        raise SchemaWrong(place=place, reason=reason)
+    return schema
 
 
 def _from_file(path: Path) -> dict[str, Any]:

@@ -28,6 +28,7 @@ _SAID = {
     "STAR": "name the columns, * and COLUMNS() are not known here",
     "WINDOW": "it sees one row at a time, so it may not have window functions",
 }
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _NO_REASON = "it cannot be evaluated for this row"
 _MOST_REASONS = 100
 """Each takes a query of its own: so many are asked for in a table that is evaluated at once."""
@@ -43,7 +44,7 @@ class Where:
     """
 
     def __init__(self, text: str, schema: pa.Schema) -> None:
-        self._text = text
+        self._text, self._schema = text, schema
         if not text.strip():
             raise self._refused("it is empty")
         self._db = duckdb.connect(":memory:", config=_LOCKED)
@@ -71,7 +72,7 @@ class Where:
         (tree,) = self._db.execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchall()[0]
         found = json.loads(tree)
         if found["error"]:
-            raise self._refused(found["error_message"])
+            raise self._refused(found["error_message"] + self._unquoted(found["error_message"]))
         nodes = [statement["node"] for statement in found["statements"]]
         if len(nodes) == 1 and nodes[0]["type"] == "SELECT_NODE":
             expression = nodes[0].pop("select_list")
@@ -106,9 +107,10 @@ class Where:
             type = self._db.sql(query).types[0]
         except duckdb.Error as error:
             missing = re.search(r'Referenced column "(.*?)" not found', str(error))
-            if missing is not None and missing[1] not in known:
+            if missing is not None and missing[1] not in known and not (quote := self._unquoted()):
                 raise input_errors.missing_column(missing[1], known) from None
-            raise self._refused(_first_line(error)) from None
+            hint = quote if missing is not None else self._cast(str(error))
+            raise self._refused(_first_line(error).rstrip(".!") + hint) from None
         if type != "BOOLEAN":
             raise self._refused(f"it gives {type}, not true or false")
 
@@ -140,8 +142,30 @@ class Where:
             return _first_line(error)
         return _NO_REASON
 
+    def _unquoted(self, reason: str = "") -> str:
+        """Return a hint at columns that are no words, or words of SQL at which it stopped."""
+        bare = _QUOTED.sub("", self._text)
+        for name in self._schema.names:
+            if name in bare and (_quoted(name) != name or f'"{name}"' in reason):
+                return f'. Put the column\'s name in double quotes: "{name}"'
+        return ""
+
+    def _cast(self, reason: str) -> str:
+        """Return a hint at a column of text that is compared with a number."""
+        if "explicit" not in reason or "cast" not in reason:
+            return ""
+        for name in self.columns:
+            if pa.types.is_string(self._schema.field(name).type):
+                return f". {name} is text: write cast({_quoted(name)} as int), or as double"
+        return ""
+
     def _refused(self, reason: str) -> input_errors.WhereRefused:
         return input_errors.WhereRefused(where=self._text, reason=reason)
+
+
+def _quoted(name: str) -> str:
+    """Return a column's name as an expression has it."""
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name) else f'"{name}"'
 
 
 def _with_some_column(table: pa.Table) -> pa.Table:

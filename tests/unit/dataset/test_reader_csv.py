@@ -72,6 +72,8 @@ def test_a_file_that_breaks_off_gives_its_rows_and_one_fault(tmp_path: Path) -> 
         ("a,a\n1,2\n", input_errors.ColumnTwice, "'a'"),
         ("a,b\n", input_errors.InputEmpty, "no rows"),
         ("", input_errors.InputEmpty, "no columns"),
+        ("a;b\n1;2\n", input_errors.InputUnreadable, "no comma, but semicolons"),
+        ("a\tb\n1\t2\n", input_errors.InputUnreadable, r"no comma, but tabs; rename it to \.tsv"),
         (b"a,\xff\n1,2\n", input_errors.InputUnreadable, "line 1"),
     ],
 )

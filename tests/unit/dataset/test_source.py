@@ -106,3 +106,10 @@ def test_a_missing_column_among_thousands_is_told_in_few_words() -> None:
     with pytest.raises(input_errors.ColumnMissing, match=r"c99 and 2,900 more\.$") as caught:
         source.open_source(wide, columns=["c3000"])
     assert "'c300'" in str(caught.value)
+
+
+def test_a_list_of_what_has_no_columns_is_refused_with_its_row() -> None:
+    with pytest.raises(input_errors.InputError, match=r"^Row 1 of the list is no dict, but of type str"):
+        source.open_source([{"a": 1}, "b"])  # type: ignore[list-item]
+    with pytest.raises(input_errors.InputEmpty, match="no rows"):
+        source.open_source([])

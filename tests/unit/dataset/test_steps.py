@@ -97,6 +97,8 @@ def test_a_judge_that_only_scores_leaves_nothing_out(tmp_path: Path) -> None:
         ("steps: [generate: {system: '', prompt: ''}]", r"steps\.1: give a prompt"),
         ("steps: [generate: {prompt: x, max_tokens: 0}]", r"steps\.1\.parameters\.max_tokens: .*greater"),
         ("steps: [generate: {prompt: x, colour: 1}]", r"steps\.1\.colour: "),
+        ("steps: [generate: {prompt: x, max_token: 1}]", r"steps\.1\.max_token: .*mean max_tokens\?"),
+        ("steps: [generate: {prompt: x, scheme: a}]", r"steps\.1\.scheme: .*mean schema\?"),
         ("steps: [generate: {prompt: x, parameters: 5}]", r"steps\.1\.parameters: "),
         ("steps: [generate: {prompt: x, stop: [a, b, c, d, e]}]", r"steps\.1\.parameters\.stop: .*at most 4"),
         ("steps: [generate: {prompt: x, name: 1 2}]", r"steps\.1\.name: "),

@@ -94,7 +94,8 @@ def test_what_is_said_of_an_output_is_short() -> None:
         (object_of(a={"$ref": "http://127.0.0.1:1/x"}), "127.0.0.1"),
         (object_of(a={"type": "string", "pattern": "("}), "regex"),
         (object_of(a={"type": "integer", "maximum": 2**70}), "64-bit"),
-        ({1: 2}, "must be str"),
+        ({"type": "object", 1: 2}, "must be str"),
+        ({"sentiment": "string"}, r"no keyword of JSON Schema, but sentiment\..*properties"),
     ],
 )
 def test_a_schema_that_cannot_be_used_is_refused_before_any_work(schema: Any, reason: str) -> None:
@@ -172,7 +173,12 @@ def test_a_schema_comes_from_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "No such file.*module:PydanticModel"), (b"{", "not JSON"), (b"[1]", "no JSON object")],
+    [
+        (None, "No such file.*module:PydanticModel"),
+        (b"{", "not JSON"),
+        (b"[1]", "no JSON object"),
+        (b'{"a": "string"}', "no keyword"),
+    ],
 )
 def test_a_file_that_is_no_schema_is_named(tmp_path: Path, content: bytes | None, words: str) -> None:
     place = tmp_path / "schema.json"
@@ -207,6 +213,8 @@ def test_a_model_is_found_in_a_module_beside_the_data(beside: str) -> None:
         ("beside_data:N", "AttributeError"),
         ("beside_data:X", "no pydantic model"),
         ("beside_none:M", "ModuleNotFoundError"),
+        ("beside_data.py", "so beside_data:Model"),
+        ("beside_data.py:M", "so beside_data:M"),
         (":M", "ValueError"),
     ],
 )

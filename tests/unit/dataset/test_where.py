@@ -103,3 +103,27 @@ def test_columns_that_differ_in_capitals_are_told_apart_by_their_exact_names() -
 def test_local_variables_of_the_program_cannot_be_reached() -> None:
     with pytest.raises(input_errors.InputError):
         source.open_source(TABLE, where="(from TABLE limit 1) is not null")
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("Odd Name > 3", 'double quotes: "Odd Name"'),
+        ("Odd-Name > 3 and id > 1", 'double quotes: "Odd-Name"'),
+        ("order > 3", 'double quotes: "order"'),
+        ("text > 3", r"write cast\(text as int\)"),
+        ("id > 1 and text between 1 and 3", r"write cast\(text as int\)"),
+        ('"Odd Name" > 3', r'write cast\("Odd Name" as int\)'),
+    ],
+)
+def test_what_is_wrong_with_names_and_types_is_said_with_what_would_be_right(where: str, said: str) -> None:
+    table = pa.table({"id": [1], "text": ["2"], "Odd Name": ["3"], "Odd-Name": [4], "order": [5]})
+    with pytest.raises(input_errors.WhereRefused, match=f"{said}"):
+        source.open_source(table, where=where)
+
+
+def test_a_name_in_quotes_is_not_hinted_at_again() -> None:
+    table = pa.table({"Odd Name": [1]})
+    with pytest.raises(input_errors.WhereRefused) as caught:
+        source.open_source(table, where='"Odd Name" > > 3')
+    assert "double quotes" not in str(caught.value)
