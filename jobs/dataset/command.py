@@ -31,7 +31,18 @@ _NEEDS = {
 }
 
 
-@click.command(short_help="Make a dataset: what a model says to each row.")
+class _Command(click.Command):
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        try:
+            return super().parse_args(context, arguments)
+        except click.UsageError as error:
+            if "unexpected extra argument" not in error.message:
+                raise
+            advice = "A glob, a prompt, an expression: each stands in quotes."
+            raise click.UsageError(f"{error.message}. {advice}", context) from None
+
+
+@click.command(cls=_Command, short_help="Make a dataset: what a model says to each row.")
 @click.argument("source", metavar="INPUT")
 @command_options.all_of_them
 def generate(**given: Any) -> None:

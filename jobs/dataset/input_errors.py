@@ -1,6 +1,7 @@
 """Why an input cannot be used, with what to do about it. Most are raised before any work."""
 
 import difflib
+import re
 from collections.abc import Collection
 
 from jobs import errors
@@ -57,12 +58,24 @@ class ColumnMissing(InputError):
     """There is no column {name!r}.{near} The input has: {known}."""
 
 
+class OutputMissing(InputError):
+    """There is no column {name!r}: with a schema each property has a column: {known}. {advice}."""
+
+
 class ColumnTwice(InputError):
     """{where} has more than one column named {name!r}. Rename one of them."""
 
 
 class WhereRefused(InputError):
     """--where {where!r}: {reason}."""
+
+
+def no_word(template: str, known: Collection[str]) -> str:
+    """Return a hint at a column that a template names, but whose name Jinja takes for several words."""
+    for name in known:
+        if not name.isidentifier() and re.search(rf"{{[{{%][^}}]*(?<![\"']){re.escape(name)}", template):
+            return f". A column whose name is no word is written {{{{ row[{name!r}] }}}}"
+    return ""
 
 
 def missing_column(name: str, known: Collection[str]) -> ColumnMissing:

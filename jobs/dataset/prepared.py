@@ -142,18 +142,57 @@ class Prepared:
         return batch.select(taken).rename_columns(self.schema.names)
 
     def _columns(self, given: pa.Schema, dropped: set[str]) -> pa.Schema:
+        properties: list[str] = []
         for step in self.steps:
-            if isinstance(step, Model):
-                prompt.Prompt(step.recipe.messages, step.recipe.continues).columns(given.names)
-                given = step.shape(given).schema
-                if (best := step.best()) is not None:
-                    best.columns(given)
-            else:
-                given = step.columns(given)
+            try:
+                made = _after(step, given)
+            except input_errors.ColumnMissing as missing:
+                raise _of_a_schema(missing, step, properties) from None
+            if isinstance(step, Model) and isinstance(step.step, steps.Generate) and step.form:
+                properties += step.shape(given).added[: len(step.form.columns)]
+            given = made
         if self._format in CHATS and shape.CHAT[0] in given.names:
             return pa.schema([("messages", shape.MESSAGES), ("output", pa.string())])
         kept = [name for name in given.names if not name.startswith(shape.HIDDEN) and name not in dropped]
         return pa.schema([given.field(name) for name in kept])
+
+
+def _after(step: AnyStep, given: pa.Schema) -> pa.Schema:
+    """Return the columns that there are after a step; raises what is wrong with it."""
+    if not isinstance(step, Model):
+        return step.columns(given)
+    _check_prompt(step.recipe, given.names)
+    made = step.shape(given).schema
+    if (best := step.best()) is not None:
+        best.columns(made)
+    return made
+
+
+def _check_prompt(made_by: recipe.Recipe, known: Sequence[str]) -> None:
+    """Raise TemplateWrong or ColumnMissing, with how to write a column that the template names wrongly."""
+    try:
+        prompt.Prompt(made_by.messages, made_by.continues).columns(known)
+    except (prompt.TemplateWrong, input_errors.ColumnMissing) as error:
+        hints = (input_errors.no_word(message.content, known) for message in made_by.messages)
+        if hint := next(filter(None, hints), None):
+            raise input_errors.InputError(f"{str(error).rstrip('.')}{hint}.") from None
+        raise
+
+
+def _of_a_schema(
+    missing: input_errors.ColumnMissing, step: AnyStep, properties: list[str]
+) -> input_errors.InputError:
+    """Return the error for a column, or that which says what a schema has put in the place of `output`."""
+    name = missing.values["name"]
+    if name != "output" or not properties:
+        return missing
+    first, advice = properties[0], "Name those"
+    if isinstance(step, Model):
+        inside = first if first.isidentifier() else f"row[{first!r}]"
+        advice = f"Write {{{{ {inside} }}}}, or as many of them as it takes"
+    elif not isinstance(step, transforms.Where):
+        advice = f"Say which is meant: --on {first} (in a pipeline, column: {first})"
+    return input_errors.OutputMissing(name=name, known=", ".join(properties), advice=advice)
 
 
 def _talk(step: str) -> str:

@@ -144,6 +144,7 @@ FILE = __file__
         (["--prompt", "x", "--submit", "http://h", "--device", "cpu"], ["--submit", "--device"]),
         (["--prompt", "x", "--submit", "http://h", "--max-running", "1"], ["--submit", "--max-running"]),
         (["--prompt", "x", "--dedupe", "alike"], ["--dedupe alike"]),
+        (["--prompt", "x", "--where", "n", ">", "3"], ["extra arguments (> 3)", "in quotes"]),
     ],
 )
 def test_options_that_do_not_go_together_are_named(options: list[str], named: list[str]) -> None:
