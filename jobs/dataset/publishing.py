@@ -8,9 +8,10 @@ from typing import Any
 import orjson
 
 from jobs import progress
-from jobs.dataset import calling, card, making, report, steps, validation
+from jobs.dataset import calling, card, making, reasons, report, steps, validation
 
 _SERVED = {"resumed": "of an earlier run", "from_cache": "from the cache", "shared": "equal to others"}
+_SHOWN_REASONS = 5
 _LIBRARIES = ("longhaul", "torch", "transformers", "pyarrow", "jinja2")
 
 
@@ -31,12 +32,25 @@ def lines(summary: dict[str, Any]) -> list[str]:
     apart = [f"{summary[name]:,} {name}" for name in ("failed", "invalid") if summary[name]]
     apart += [f"{count:,} left out by {name}" for name, count in summary["dropped"].items()]
     said += [f"  {', '.join(apart)}"] if apart else []
+    said += _why(summary["reasons"])
     for name, step in summary["steps"].items():
         said += _of_step(name, step)
     cost = "" if summary["cost"] is None else f", cost {summary['cost']:,.2f}"
     said.append(f"  {summary['worker_hours']:.3f} worker-hours{cost}")
     said += [f"  {summary['directory']}/{file['name']}" for file in summary["files"]]
     return said
+
+
+def _why(found: list[dict[str, Any]]) -> list[str]:
+    said = [f"    {one['count']:,} {one['code']}{_first(one)}" for one in found[:_SHOWN_REASONS]]
+    if more := sum(one["count"] for one in found[_SHOWN_REASONS:]):
+        said.append(f"    {more:,} for other reasons, which the files below name")
+    return said
+
+
+def _first(one: dict[str, Any]) -> str:
+    place = one["place"] and f" ({one['place']})"
+    return (one["message"] and f": {one['message']}") + place
 
 
 def _of_step(name: str, step: dict[str, Any]) -> list[str]:
@@ -68,6 +82,7 @@ def _summary(made: making.Making, asked: calling.Asked) -> dict[str, Any]:
         "failed": done.failed,
         "invalid": done.invalid,
         "dropped": done.dropped,
+        "reasons": [vars(one) for one in reasons.read(made.directory)],
         "steps": figures,
         "worker_hours": round(hours, 5),
         "cost": None if price is None else round(hours * price, 4),

@@ -17,6 +17,7 @@ GROUP = f"{HIDDEN}group"
 """Which row a step with several samples had: its samples have this in common."""
 CHAT = (f"{HIDDEN}messages", f"{HIDDEN}output")
 """The prompt's messages and the text, for formats that hold conversations."""
+_CUT = "cut by --max-tokens or the length of the context"
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
 
@@ -149,6 +150,8 @@ class Shape:
         shown = rows.batch.select(self._shown).slice(record.answer.index, 1)
         given = next(json_rows.rows(shown), {})
         told = (record.output.error or ("", ""))[1]
+        if record.output.finish_reason == "length":
+            told = f"{_CUT}: {told}"
         text, sample = record.output.text or "", record.answer.sample
         return apart.Invalid(record.row, place(record.row), sample, self._step, text, told, given)
 

@@ -35,6 +35,8 @@ def test_a_summary_counts_rows_steps_tokens_and_what_it_cost(tmp_path: Path) -> 
     assert summary == orjson.loads((tmp_path / "out" / "summary.json").read_bytes())
     assert (summary["rows"], summary["failed"], summary["invalid"]) == (1, 1, 0)
     assert summary["dropped"] == {"dedupe": 2}
+    (why,) = summary["reasons"]
+    assert (why["message"], why["count"], why["place"]) == ("lost", 1, "the table row 2")
     step = summary["steps"]["generate"]
     assert (step["rows"], step["requests"], step["failed"]) == (4, 4, 1)
     assert (step["prompt_tokens"], step["cached_tokens"], step["completion_tokens"]) == (9, 3, 6)
@@ -83,6 +85,7 @@ SUMMARY: dict[str, Any] = {
     "failed": 2,
     "invalid": 0,
     "dropped": {"where": 1000},
+    "reasons": [{"code": "row_unfit", "message": "a is null", "count": 2, "place": "a.csv line 7"}],
     "steps": {
         "ask": {
             "requests": 1500,
@@ -106,11 +109,21 @@ def test_lines_say_what_the_summary_says() -> None:
     assert publishing.lines(SUMMARY) == [
         "1,234 rows in out",
         "  2 failed, 1,000 left out by where",
+        "    2 row_unfit: a is null (a.csv line 7)",
         "  ask: 1,500 requests (20 of an earlier run beside them), 5,000 prompt tokens (4,000 cached),"
         " 300 output tokens in 1m01s, 4.9/s",
         "    seconds a request: p50 0.50, p90 1.25",
         "  0.017 worker-hours, cost 0.04",
         "  out/data-00000.parquet",
+    ]
+
+
+def test_lines_tell_of_five_reasons_and_how_many_there_are_beside_them() -> None:
+    found = [{"code": f"c{n}", "message": "", "count": 9 - n, "place": ""} for n in range(7)]
+    said = publishing.lines(SUMMARY | {"reasons": found})
+    assert said[2:8] == [
+        *(f"    {9 - n} c{n}" for n in range(5)),
+        "    7 for other reasons, which the files below name",
     ]
 
 
@@ -120,6 +133,8 @@ def test_what_is_not_known_is_not_said_and_what_costs_nothing_is(cost: float | N
         "output_tokens_per_second": None,
         "latency_seconds": {"p50": None, "p90": None, "p99": None},
     }
-    said = publishing.lines(SUMMARY | {"failed": 0, "dropped": {}, "steps": {"ask": step}, "cost": cost})
+    said = publishing.lines(
+        SUMMARY | {"failed": 0, "dropped": {}, "reasons": [], "steps": {"ask": step}, "cost": cost}
+    )
     assert len(said) == 4
     assert ("cost 0.00" in said[2]) == (cost is not None)

@@ -141,6 +141,14 @@ def test_an_output_without_its_form_is_apart_with_its_row_or_marked() -> None:
     ]
 
 
+def test_an_invalid_output_that_was_cut_says_so_first() -> None:
+    said: dict[str, Any] = {"valid": False, "error": ("invalid_output", "not JSON")}
+    answers = [answer(at, "{", finish_reason=why, **said) for at, why in enumerate(("length", "stop"))]
+    cut, whole = made(schema=SCORE).records(batch(), answers, place).invalid
+    assert cut.error == "cut by --max-tokens or the length of the context: not JSON"
+    assert whole.error == "not JSON"
+
+
 def test_an_output_that_a_model_no_longer_takes_is_invalid_now() -> None:
     found = made(schema=SCORE).records(batch(), [answer(0, '{"score": "high"}')], place)
     assert found.good.batch.num_rows == 0
