@@ -13,7 +13,7 @@ OTHERS = "others"
 MOST = 100
 """Different reasons that are counted one by one."""
 _CHARACTERS = 200
-_VARYING = re.compile(r"(?<!\w)'[^']*'|\"[^\"]*\"|\d+")
+_VARYING = re.compile(r"(?<!\w)'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
 """What the same reason has otherwise in each row: values and positions."""
 
 
