@@ -15,14 +15,14 @@ MOST_ERRORS = 100
 _MOST_MESSAGE = 500
 _MOST_BINS = 240
 _FIRST_BIN_SECONDS = 0.25
-_STEPS = 2
+_STEPS = 4
 """Bounds of a histogram for each doubling."""
-_LOWEST = -20
+_LOWEST = -40
 """The first bound of a histogram, in steps: about a thousandth."""
 
 
 class Histogram:
-    """Counts values between bounds that are powers of the square root of two; zero counts as the lowest."""
+    """Counts values between bounds that are powers of the fourth root of two; zero counts as the lowest."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
@@ -51,11 +51,13 @@ class Timeline:
     def __init__(self) -> None:
         self._width = _FIRST_BIN_SECONDS
         self._bins: dict[int, list[float]] = {}
+        self._longest = 0.0
 
     def add(self, metrics: dict[str, Any]) -> None:
         """Take a request that ran: its output spread over the time it ran, the rest when it ended."""
         began = metrics["started_at"]
         ended = max(metrics["finished_at"], began)
+        self._longest = max(self._longest, ended - began)
         self._make_room(began, ended)
         share = metrics["completion_tokens"] / (ended - began) if ended > began else 0.0
         for place in range(int(began // self._width), int(ended // self._width) + 1):
@@ -72,7 +74,8 @@ class Timeline:
     def shown(self) -> dict[str, Any] | None:
         """Return the columns with when the first bin begins (unix seconds); None when nothing ran.
 
-        `running` is the mean number of requests that ran at once; the others are sums of a bin.
+        `running` is the mean number of requests that ran at once; the others are sums of a bin. While a job
+        runs, requests that have not finished are still missing from the last `longest_seconds`.
         """
         if not self._bins:
             return None
@@ -83,7 +86,12 @@ class Timeline:
             name: [round(x, 3) for x in column] for name, column in zip(self.columns, columns, strict=True)
         }
         found["running"] = [round(seconds / self._width, 3) for seconds in found["running"]]
-        return {"began_at": places[0] * self._width, "bin_seconds": self._width, **found}
+        return {
+            "began_at": places[0] * self._width,
+            "bin_seconds": self._width,
+            "longest_seconds": self._longest,
+            **found,
+        }
 
     def _make_room(self, began: float, ended: float) -> None:
         known = self._bins.keys()

@@ -4,7 +4,8 @@ import { h, s, setText, table } from "./dom.js";
 import { clockTime, compact, count } from "./text.js";
 
 const HEIGHT = 150;
-const [LEFT, RIGHT, TOP, BOTTOM] = [44, 8, 14, 22];
+const STEPS = 4; // edges of a histogram for each doubling
+const [LEFT, RIGHT, TOP, BOTTOM] = [44, 10, 14, 22];
 
 // A figure that draws itself anew when its data or its width changes.
 export class Chart {
@@ -66,45 +67,77 @@ export function histogram({ edges, counts, marks, format }, width, title) {
     const label = `${format(edges[place])} to ${format(edges[place + 1])}: ${count(number)}`;
     // What is there is seen, be it one of fifty thousand.
     const tall = number ? Math.max(1.5, y(0) - y(number)) : 0;
-    svg.append(s("rect", { class: "bar", x: x(place) + 0.5, width: Math.max(1, Math.min(step - 1, 48)), y: y(0) - tall, height: tall }, s("title", {}, label)));
+    svg.append(s("rect", { class: "bar", x: x(place) + 0.5, width: Math.max(1, step - 1), y: y(0) - tall, height: tall },
+      s("title", {}, label)));
   });
-  const every = Math.max(1, Math.ceil(edges.length / Math.max(2, inner.width / 56)));
-  edges.forEach((edge, place) => {
-    const whole = Math.round(Math.log2(edge) * 2) % 2 === 0;
-    const turn = Math.round(Math.log2(edge)) % Math.ceil(every / 2 + 0.01) === 0;
-    if (whole && turn) svg.append(s("text", { class: "tick", x: x(place), y: HEIGHT - 6, "text-anchor": "middle" }, format(edge)));
-  });
-  mark(svg, marks, (value) => x(Math.min(counts.length, Math.max(0, 2 * Math.log2(value / edges[0])))), y);
+  ticks(edges, step).forEach((place) => label(svg, x(place), width, HEIGHT - 6, format(edges[place])));
+  const place = (value) => Math.min(counts.length, Math.max(0, STEPS * Math.log2(value / edges[0])));
+  mark(svg, marks, (value) => x(place(value)), y, width);
   return svg;
 }
 
-function mark(svg, marks, x, y) {
+// Edges that are powers of two, as many as there is room for; of a narrow spread, any edge.
+function ticks(edges, step) {
+  const apart = Math.ceil(60 / step);
+  const every = apart <= STEPS ? STEPS : STEPS * Math.ceil(apart / STEPS);
+  const first = edges.findIndex((edge) => Math.abs(Math.log2(edge) - Math.round(Math.log2(edge))) < 0.01);
+  const places = [...edges.keys()];
+  const found = places.filter((place) => first >= 0 && place % every === first % every);
+  return found.length > 1 ? found : places.filter((one) => one % Math.max(apart, 1) === 0);
+}
+
+function label(svg, at, width, y, text, kind = "tick") {
+  const half = text.length * 3.2;
+  const anchor = at + half > width ? "end" : at - half < 0 ? "start" : "middle";
+  svg.append(s("text", { class: kind, x: anchor === "end" ? width - 1 : at, y, "text-anchor": anchor }, text));
+}
+
+function mark(svg, marks, x, y, width) {
   let last = Infinity;
   for (const [name, value] of Object.entries(marks ?? {}).reverse()) {
     if (!(value > 0)) continue;
     const at = x(value);
     svg.append(s("line", { class: "mark", x1: at, x2: at, y1: TOP, y2: y(0) }));
     if (last - at > 26) {
-      svg.append(s("text", { class: "mark", x: at, y: 10, "text-anchor": "middle" }, name));
+      label(svg, at, width, 10, name, "mark");
       last = at;
     }
   }
 }
 
-export function overTime({ began, step, values, format, most }, width, title, chart) {
+// A value that is null is of a span in which there was nothing to measure; from `open` on they may still grow.
+export function overTime({ began, step, values, format, most, open }, width, title, chart) {
   const { svg, inner, y } = frame(width, `${title}: over time; its numbers follow`, most ?? Math.max(...values), format);
   const x = (place) => LEFT + (place * inner.width) / values.length;
-  // Steps, since each value is of a whole span: lines between them would tell of what was not measured.
-  const line = values.map((value, place) => `${place ? "L" : "M"}${x(place).toFixed(1)} ${y(value).toFixed(1)}H${x(place + 1).toFixed(1)}`).join("");
-  svg.append(s("path", { class: "area", d: `${line}V${y(0)}H${LEFT}Z` }), s("path", { class: "line", d: line }));
-  const ticks = Math.max(1, Math.min(4, Math.floor(inner.width / 90)));
-  for (let tick = 0; tick <= ticks; tick += 1) {
-    const anchor = tick === 0 ? "start" : tick === ticks ? "end" : "middle";
-    svg.append(s("text", { class: "tick", x: x((tick * values.length) / ticks), y: HEIGHT - 6, "text-anchor": anchor },
-      clockTime(began + (step * values.length * tick) / ticks)));
+  for (const [from, to, kind] of [[0, open, ""], [open, values.length, " open"]]) {
+    const part = steps(values, from, to, x, y);
+    svg.append(s("path", { class: `area${kind}`, d: part.area }), s("path", { class: `line${kind}`, d: part.line }));
   }
-  follow(svg, chart, values.length, (place) => `${clockTime(began + step * place)}: ${format(values[place])}`, x);
+  const times = Math.max(1, Math.min(4, Math.floor(inner.width / 90)));
+  for (let tick = 0; tick <= times; tick += 1) {
+    const anchor = tick === 0 ? "start" : tick === times ? "end" : "middle";
+    svg.append(s("text", { class: "tick", x: x((tick * values.length) / times), y: HEIGHT - 6, "text-anchor": anchor },
+      clockTime(began + (step * values.length * tick) / times)));
+  }
+  follow(svg, chart, values.length, (place) => `${clockTime(began + step * place)}: ${said(values[place], format)}`, x);
   return svg;
+}
+
+export const said = (value, format) => (value === null ? "–" : format(value));
+
+// Steps, since each value is of a whole span: lines between them would tell of what was not measured.
+function steps(values, from, to, x, y) {
+  let [line, area, drawn] = ["", "", false];
+  for (let place = from; place < to; place += 1) {
+    const value = values[place];
+    if (value !== null) {
+      const [left, right, top] = [x(place), x(place + 1), y(value)].map((number) => number.toFixed(1));
+      line += `${drawn ? "L" : "M"}${left} ${top}H${right}`;
+      area += `M${left} ${y(0)}V${top}H${right}V${y(0)}Z`;
+    }
+    drawn = value !== null;
+  }
+  return { line, area };
 }
 
 // The value under the pointer stands in the caption while it is there.

@@ -5,11 +5,11 @@ import { announce, h, setText } from "./dom.js";
 import { lineFaults, requestFaults } from "./faults.js";
 import { Files } from "./files.js";
 import { Profile } from "./profile.js";
-import { Pace, Progress, badge, done, ended, endedAt, took, word } from "./status.js";
+import { Pace, Progress, badge, done, ended, endedAt, nameOf, took, word } from "./status.js";
 import { count, duration, fullMoment, none, percent, rate, utc } from "./text.js";
 
 const PROFILE_MS = 3000;
-const TILES = [["completed", "Completed"], ["failed", "Failed"], ["left", "To do"], ["speed", "Output tokens/s"], ["requests", "Requests/s"],
+const TILES = [["completed", "Completed"], ["failed", "Failed"], ["left", "To do"], ["speed", "Tokens/s"], ["requests", "Requests/s"],
   ["eta", "Time left"], ["prompt", "Prompt tokens"], ["cached", "Prefix hits"], ["output", "Output tokens"]];
 
 export class Job {
@@ -19,6 +19,7 @@ export class Job {
     this.pace = new Pace();
     this.progress = new Progress("Requests done");
     this.status = h("span", {});
+    this.name = h("p", {});
     this.under = h("p", { class: "muted" });
     this.tiles = new Map(TILES.map(([name]) => [name, h("dd", { class: "number" })]));
     this.profile = new Profile();
@@ -28,7 +29,7 @@ export class Job {
     this.dialog = this.confirmation();
     this.files = new Files();
     this.body = [
-      h("div", { class: "heading" }, h("h1", { tabindex: "-1", class: "id-title" }, id), this.cancel),
+      h("div", { class: "heading" }, h("div", {}, h("h1", { tabindex: "-1", class: "id-title" }, id), this.name), this.cancel),
       h("section", { class: "card summary", "aria-label": "Progress" },
         h("div", { class: "line" }, this.status, this.progress.element), this.under,
         h("dl", { class: "tiles" }, TILES.map(([name, title]) => h("div", {}, h("dt", {}, title), this.tiles.get(name))))),
@@ -74,6 +75,7 @@ export class Job {
     this.cancel.hidden = !["validating", "in_progress"].includes(batch.status);
     if (this.cancel.hidden && this.dialog.open) this.dialog.close();
     this.files.show(batch);
+    setText(this.name, nameOf(batch));
     this.showTiles();
     this.showDetails();
     if (batch.errors) this.faults.replaceChildren(lineFaults(batch.errors.data));

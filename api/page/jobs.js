@@ -2,34 +2,38 @@
 
 import { call } from "./api.js";
 import { announce, h, setText } from "./dom.js";
-import { Progress, badge, ended, idText, took, word } from "./status.js";
+import { Progress, badge, ended, idText, nameOf, took, word } from "./status.js";
 import { compact, count, duration, moment, utc } from "./text.js";
 
 const PAGE = 50;
-const COLUMNS = [["Job", "what"], ["Status", ""], ["Progress", "wide"], ["Failed", "right roomy"],
+const COLUMNS = [["Job", "what"], ["Status", "beside"], ["Progress", "wide"], ["Failed", "right roomy"],
   ["Output tokens", "right roomy"], ["Created", "right roomy"], ["Took", "right roomy"]];
 
 class Row {
   constructor(batch) {
     this.progress = new Progress("Requests done");
-    this.status = h("td", {});
+    this.status = h("td", { class: "beside" });
+    this.narrow = h("div", { class: "narrow" });
     this.failed = h("td", { class: "right roomy number" });
     this.tokens = h("td", { class: "right roomy number" });
     this.took = h("td", { class: "right roomy number" });
     const made = () => h("time", { datetime: new Date(batch.created_at * 1000).toISOString(), title: utc(batch.created_at) },
       moment(batch.created_at));
     this.model = h("span", {});
-    const name = batch.metadata?.name ?? batch.metadata?.description;
+    const name = nameOf(batch);
     this.element = h("tr", {},
       h("th", { scope: "row", class: "what" }, h("a", { href: `#/job/${batch.id}` }, idText(batch.id)),
         h("div", { class: "under" }, name ? h("b", {}, name) : null, this.model, h("span", { class: "narrow" }, made()))),
-      this.status, h("td", { class: "wide" }, this.progress.element), this.failed, this.tokens,
+      this.status, h("td", { class: "wide" }, this.narrow, this.progress.element), this.failed, this.tokens,
       h("td", { class: "right roomy number" }, made()), this.took);
     this.show(batch);
   }
 
   show(batch) {
-    if (this.batch?.status !== batch.status) this.status.replaceChildren(badge(batch.status));
+    if (this.batch?.status !== batch.status) {
+      this.status.replaceChildren(badge(batch.status));
+      this.narrow.replaceChildren(badge(batch.status));
+    }
     this.batch = batch;
     this.progress.show(batch);
     const { failed } = batch.request_counts;

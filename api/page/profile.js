@@ -1,13 +1,14 @@
 // The charts of a job's page, made of its profile.
 
-import { Chart, histogram, overTime } from "./charts.js";
+import { Chart, histogram, overTime, said } from "./charts.js";
 import { h } from "./dom.js";
-import { compact, count, percent, rate, seconds, clockTime } from "./text.js";
+import { clockTime, compact, count, percent, seconds } from "./text.js";
 
 const LATENCIES = [["e2e_seconds", "End to end"], ["ttft_seconds", "Time to first token"],
   ["queue_seconds", "Waiting in the queue"], ["inter_token_seconds", "Between tokens"]];
 const LENGTHS = [["prompt_tokens", "Prompt lengths, tokens"], ["completion_tokens", "Output lengths, tokens"]];
-const ratio = (value) => `${rate(value)} %`;
+const ratio = (value) => `${Math.round(value)}\u00a0%`;
+const MOST_RATIOS = 40;
 
 export class Profile {
   constructor() {
@@ -24,9 +25,9 @@ export class Profile {
   // `summary` has the exact percentiles of a job that has ended.
   show(profile, summary) {
     const part = profile.parts_read < profile.parts ? ` ${count(profile.parts_read)} of ${count(profile.parts)} parts have been read.` : "";
-    this.note.textContent = summary ? part : `Of what has finished; a request that runs counts when it ends.${part}`;
+    this.note.textContent = summary ? part : `Of requests that have finished. Dashed lines may still rise: those that run count when they end.${part}`;
     this.element.hidden = !profile.timeline;
-    if (profile.timeline) this.showTimes(profile.timeline);
+    if (profile.timeline) this.showTimes(profile.timeline, Boolean(summary));
     for (const [name] of LATENCIES) this.spread(name, profile.latency[name], summary?.latency?.[name], seconds);
     for (const [name] of LENGTHS) this.spread(name, profile.lengths[name], null, compact);
   }
@@ -36,23 +37,30 @@ export class Profile {
     chart.element.hidden = !data;
     if (!data) return;
     const marks = exact ?? { p50: data.p50, p90: data.p90, p99: data.p99 };
-    const facts = ["p50", "p90", "p99"].map((mark) => `${mark} ${format(marks[mark])}`).join("  ");
+    const facts = ["p50", "p90", "p99"].map((mark) => `${mark} ${format(marks[mark])}`).join("   ");
     const rows = data.counts.map((number, place) => [`${format(data.edges[place])} to ${format(data.edges[place + 1])}`, count(number)]);
     chart.show({ ...data, marks, format, names: ["Range", "Requests"], rows }, facts);
   }
 
-  showTimes(line) {
+  showTimes(line, over) {
     const { began_at: began, bin_seconds: step } = line;
-    const over = (name, values, format, facts, most) => {
-      const rows = values.map((value, place) => [clockTime(began + step * place), format(value)]);
-      this.times.get(name).element.hidden = false;
-      this.times.get(name).show({ began, step, values, format, most, names: ["From", "Value"], rows }, facts);
-    };
-    const sum = (name) => line[name].reduce((all, value) => all + value, 0);
+    const settled = line.running.length - (over ? 0 : Math.ceil(line.longest_seconds / step));
+    const sum = (values) => values.reduce((all, value) => all + value, 0);
     const tokens = line.output_tokens.map((value) => value / step);
-    over("tokens", tokens, compact, `peak ${compact(Math.max(...tokens))}`);
-    over("running", line.running, compact, `peak ${compact(Math.max(...line.running))}`);
-    const hits = line.cached_tokens.map((value, place) => (line.prompt_tokens[place] ? (100 * value) / line.prompt_tokens[place] : 0));
-    over("cached", hits, ratio, `${percent(sum("cached_tokens"), sum("prompt_tokens"))} of all`, 100);
+    const show = (name, values, wide, format, facts, most) => {
+      const rows = values.map((value, place) => [clockTime(began + wide * place), said(value, format)]);
+      const open = Math.max(0, most ? values.length : settled);
+      this.times.get(name).element.hidden = false;
+      this.times.get(name).show({ began, step: wide, values, format, most, open, names: ["From", "Value"], rows }, facts);
+    };
+    show("tokens", tokens, step, compact, `peak ${compact(Math.max(...tokens))}`);
+    show("running", line.running, step, compact, `peak ${compact(Math.max(...line.running))}`);
+    // Of few requests a ratio is noise: wider spans.
+    const width = Math.ceil(tokens.length / MOST_RATIOS);
+    const groups = (values) => Array.from({ length: Math.ceil(values.length / width) },
+      (_, place) => sum(values.slice(place * width, (place + 1) * width)));
+    const [prompts, cached] = [groups(line.prompt_tokens), groups(line.cached_tokens)];
+    const hits = prompts.map((all, place) => (all ? (100 * cached[place]) / all : null));
+    show("cached", hits, step * width, ratio, `${percent(sum(cached), sum(prompts))} of all`, 100);
   }
 }

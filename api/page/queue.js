@@ -3,7 +3,7 @@
 import { call } from "./api.js";
 import { badge } from "./status.js";
 import { h, table } from "./dom.js";
-import { clockTime, count, percent, plural, utc } from "./text.js";
+import { clockTime, count, plural, utc } from "./text.js";
 
 const STATES = { loading: "Loading", serving: "Serving", retiring: "Retiring", draining: "Draining" };
 
@@ -47,7 +47,7 @@ export class Queue {
       return;
     }
     const held = workers.reduce((sum, one) => sum + one.held, 0);
-    const columns = [{ title: "Worker" }, { title: "State" }, { title: "Model" }, { title: "Requests held", kind: "wide" },
+    const columns = [{ title: "Worker" }, { title: "State" }, { title: "Model" }, { title: "Requests", kind: "wide" },
       { title: "Steps of jobs", kind: "right number" }, { title: "Idle since", kind: "right number" }];
     const rows = workers.map((one) => [one.name, state(one.state), one.model ?? "none: jobs' steps only", load(one),
       count(one.units), one.idle_since === null ? "–" : h("time", { title: utc(one.idle_since) }, clockTime(one.idle_since))]);
@@ -65,7 +65,7 @@ function state(name) {
 function load({ held, capacity }) {
   return h("div", { class: "progress" },
     h("progress", { max: Math.max(1, capacity), value: Math.min(held, capacity), "aria-label": "Requests held" }),
-    h("span", { class: "number" }, `${count(held)} of ${count(capacity)} · ${percent(held, capacity)}`));
+    h("span", { class: "number" }, `${count(held)} held · runs ${count(capacity)} at once`));
 }
 
 function buckets(found) {

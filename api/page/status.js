@@ -26,6 +26,9 @@ export function idText(id) {
   return h("span", { class: "id", title: id }, h("span", { class: "head" }, id.slice(0, -8)), h("span", {}, id.slice(-8)));
 }
 
+// What its submitter calls it, if anything.
+export const nameOf = (batch) => batch.metadata?.name ?? batch.metadata?.description ?? "";
+
 export function done(batch) {
   return batch.request_counts.completed + batch.request_counts.failed;
 }
@@ -44,7 +47,7 @@ export class Progress {
     this.bar.max = Math.max(1, total);
     this.bar.value = done(batch);
     setAttribute(this.bar, "class", batch.request_counts.failed ? "some-failed" : null);
-    const far = ended(batch) && done(batch) === total ? `${count(total)}` : `${count(done(batch))} of ${count(total)}`;
+    const far = done(batch) === total ? count(total) : `${count(done(batch))} of ${count(total)}`;
     setText(this.text, total ? `${far} · ${percent(done(batch), total)}` : "");
   }
 }

@@ -8,6 +8,7 @@ const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-d
 const day = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const full = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
 
+const NB = "\u00a0";
 export const none = "–";
 
 export const count = (value) => (value === null || value === undefined ? none : whole.format(value));
@@ -23,13 +24,13 @@ export function percent(part, all) {
   const value = (100 * part) / all;
   // Almost all is not all: 49,999 of 50,000 is no 100 %.
   const shown = part < all ? Math.min(value, 99.9) : value;
-  return `${tenth.format(shown)} %`;
+  return `${part === 0 || part === all ? whole.format(shown) : tenth.format(shown)}${NB}%`;
 }
 
 export function seconds(value) {
   if (value === null || value === undefined) return none;
-  if (value < 0.0995) return `${significant.format(value * 1000)} ms`;
-  if (value < 99.5) return `${significant.format(value)} s`;
+  if (value < 0.0995) return `${significant.format(value * 1000)}${NB}ms`;
+  if (value < 99.5) return `${significant.format(value)}${NB}s`;
   return duration(value);
 }
 
@@ -37,10 +38,10 @@ export function duration(value) {
   if (value === null || value === undefined) return none;
   const all = Math.max(0, Math.round(value));
   const [days, hours, minutes] = [Math.floor(all / 86400), Math.floor(all / 3600) % 24, Math.floor(all / 60) % 60];
-  if (days) return `${days} d ${hours} h`;
-  if (hours) return `${hours} h ${minutes} min`;
-  if (minutes) return `${minutes} min ${all % 60} s`;
-  return `${all} s`;
+  if (days) return `${days}${NB}d ${hours}${NB}h`;
+  if (hours) return `${hours}${NB}h ${minutes}${NB}min`;
+  if (minutes) return `${minutes}${NB}min ${all % 60}${NB}s`;
+  return `${all}${NB}s`;
 }
 
 export const clockTime = (unix) => clock.format(unix * 1000);
