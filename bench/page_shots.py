@@ -1,12 +1,13 @@
 """Pictures of the web page with a real model at work: `python -m bench.page_shots` writes docs/page_*.png."""
 
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 import orjson
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser
 
 from bench import browser, demo, humaneval
 from jobs import client, stack
@@ -75,15 +76,13 @@ def submit(
     batch = api.create(endpoint | {"input_file_id": file_id}, idempotency_key=file_id)
     while True:
         batch = api.batch(batch.id)
-        counts = batch.request_counts
         if cancel and batch.status == "in_progress":
-            api.cancel(batch.id)
+            batch = api.cancel(batch.id)
             return batch.id
-        if batch.ended or (
-            not cancel and wait < 1 and counts.completed + counts.failed >= wait * len(requests)
-        ):
+        far = not cancel and wait < 1 and batch.done >= wait * len(requests)
+        if batch.ended or far:
             return batch.id
-        demo.time.sleep(0.3)
+        time.sleep(0.3)
 
 
 def shoot(chromium: Browser, url: str, job: str, out: Path, look: str, options: dict[str, Any]) -> None:
@@ -94,11 +93,6 @@ def shoot(chromium: Browser, url: str, job: str, out: Path, look: str, options: 
         page.wait_for_timeout(4500 if name == "job" else 1500)
         page.screenshot(path=out / f"page_{name}_{look}.png", full_page=name == "job")
     page.close()
-
-
-def settle(page: Page) -> None:
-    """Wait until what is asked for has been shown."""
-    page.wait_for_load_state("networkidle")
 
 
 if __name__ == "__main__":
