@@ -160,7 +160,10 @@ class Look:
     def _of_tenant(self, tenant: str, found: Found) -> None:
         now = self._jobs(tenant)
         before = self.batches.setdefault(tenant, now)
-        for name in [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]:
+        told = self._told
+        for name in [
+            one for one in before.keys() | now.keys() if told(before.get(one)) != told(now.get(one))
+        ]:
             self._tell(tenant, name, found)
             # Only now: what could not be told, since the store is away, is told by the next look.
             if name in now:
@@ -181,6 +184,13 @@ class Look:
             found = ledger.jobs(names[first : first + _AT_ONCE])
             known.update((job.id, job) for job in found if job is not None)
         return known
+
+    @staticmethod
+    def _told(job: Job | None) -> object:
+        """Return what a Batch tells of a job."""
+        if job is None:
+            return None
+        return job.state, job.model, job.total, job.completed, job.failed, job.usage, job.times
 
     def _tell(self, tenant: str, name: str, found: Found) -> None:
         try:

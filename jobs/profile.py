@@ -59,14 +59,12 @@ class Timeline:
         ended = max(metrics["finished_at"], began)
         self._longest = max(self._longest, ended - began)
         self._make_room(began, ended)
-        share = metrics["completion_tokens"] / (ended - began) if ended > began else 0.0
         for place in range(int(began // self._width), int(ended // self._width) + 1):
             inside = min(ended, (place + 1) * self._width) - max(began, place * self._width)
             one = self._bins.setdefault(place, [0.0] * len(self.columns))
             one[0] += inside
-            one[1] += inside * share
+            one[1] += metrics["completion_tokens"] * (inside / (ended - began) if ended > began else 1)
         last = self._bins[int(ended // self._width)]
-        last[1] += 0 if share else metrics["completion_tokens"]
         last[2] += metrics["prompt_tokens"]
         last[3] += metrics["cached_tokens"]
         last[4] += 1

@@ -37,7 +37,8 @@ export class Job {
       h("section", { "aria-labelledby": "about-title" }, h("h2", { id: "about-title" }, "About this job"), this.details), this.dialog,
     ];
     this.main = main;
-    main.replaceChildren(h("h1", { tabindex: "-1", class: "id-title" }, id), h("p", { class: "muted" }, "Loading…"));
+    this.loading = h("p", { class: "muted" }, "Loading…");
+    main.replaceChildren(this.body[0], this.loading);
     this.timer = setInterval(() => this.tick(), 1000);
   }
 
@@ -50,7 +51,9 @@ export class Job {
   async load(signal) {
     this.path = `batches/${encodeURIComponent(this.id)}`;
     const batch = await call(this.path, { signal });
-    if (!this.body[0].isConnected) this.main.replaceChildren(...this.body);
+    // The heading stays where it is: it has the focus.
+    if (this.loading.isConnected) this.loading.replaceWith(...this.body.slice(1));
+    else if (!this.body[1].isConnected) this.main.replaceChildren(...this.body);
     this.show(batch);
     await this.loadProfile(signal);
   }

@@ -52,7 +52,7 @@ export class Queue {
     const rows = workers.map((one) => [one.name, state(one.state), one.model ?? "none: jobs' steps only", load(one),
       count(one.units), one.idle_since === null ? "–" : h("time", { title: utc(one.idle_since) }, clockTime(one.idle_since))]);
     this.workers.replaceChildren(h("p", { class: "muted" },
-      `${plural(workers.length, "worker")}, with ${plural(held, "request")} of all users.`), table("Workers", columns, rows));
+      `${plural(workers.length, "worker")}, with ${plural(held, "request")} of all users.`), table("All workers", columns, rows));
   }
 }
 

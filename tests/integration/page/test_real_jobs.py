@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(180)
 def test_a_job_runs_before_the_reader_s_eyes_and_its_results_are_saved(
     system: Callable[..., System], visit: Open
 ) -> None:
-    one = system(faults=("slow:0.3", "raise:BROKEN"), running_requests=8)
+    one = system(faults=("slow:0.3", "raise:BROKEN"), max_running=8)
     page = visit(one.api.url)
     expect(page.get_by_role("heading", name="No jobs yet")).to_be_visible()
     expect(page.get_by_text("longhaul submit prompts.jsonl --watch")).to_be_visible()
@@ -45,7 +45,7 @@ def test_a_job_runs_before_the_reader_s_eyes_and_its_results_are_saved(
 
 
 def test_a_job_is_cancelled_by_keyboard_after_a_question(system: Callable[..., System], visit: Open) -> None:
-    one = system(faults=("slow:0.5",), running_requests=2)
+    one = system(faults=("slow:0.5",), max_running=2)
     one.start_worker().wait_serving()
     job = one.submit([said(f"r{row}", f"tell me of {row}", max_tokens=8) for row in range(200)])
     page = visit(f"{one.api.url}/#/job/{job}")
@@ -65,15 +65,15 @@ def test_a_job_is_cancelled_by_keyboard_after_a_question(system: Callable[..., S
 
 
 def test_queue_and_workers_are_shown_as_they_change(system: Callable[..., System], visit: Open) -> None:
-    one = system(faults=("slow:0.5",), running_requests=2)
+    one = system(faults=("slow:0.5",), max_running=2)
     page = visit(f"{one.api.url}/#/queue")
     expect(page.get_by_text("No worker is there.")).to_be_visible()
     job = one.submit([said(f"r{row}", f"tell me of {row}", max_tokens=8) for row in range(40)])
     one.start_worker()
-    expect(page.get_by_role("region", name="Workers")).to_contain_text("Serving", timeout=60_000)
-    expect(page.get_by_role("region", name="Requests that wait")).to_contain_text("to 128: ")
+    expect(page.get_by_role("region", name="All workers")).to_contain_text("Serving", timeout=60_000)
+    expect(page.get_by_role("region", name="Requests that wait")).to_contain_text("to 128: ", timeout=30_000)
     one.finished(job)
-    expect(page.get_by_text("No job of yours has anything else to do.")).to_be_visible()
+    expect(page.get_by_text("No job of yours has anything else to do.")).to_be_visible(timeout=15_000)
 
 
 def saved(page: Page, name: str) -> list[dict[str, object]]:
