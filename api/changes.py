@@ -160,10 +160,12 @@ class Look:
     def _of_tenant(self, tenant: str, found: Found) -> None:
         now = self._jobs(tenant)
         before = self.batches.setdefault(tenant, now)
-        told = self._told
-        for name in [
-            one for one in before.keys() | now.keys() if told(before.get(one)) != told(now.get(one))
-        ]:
+        changed = [
+            name
+            for name in before.keys() | now.keys()
+            if self._told(before.get(name)) != self._told(now.get(name))
+        ]
+        for name in changed:
             self._tell(tenant, name, found)
             # Only now: what could not be told, since the store is away, is told by the next look.
             if name in now:

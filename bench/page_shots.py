@@ -90,8 +90,9 @@ def shoot(chromium: Browser, url: str, job: str, out: Path, look: str, options: 
     page = chromium.new_page(**options)
     for name, path in {"job": f"job/{job}", "jobs": "", "queue": "queue"}.items():
         page.goto(f"{url}/#/{path}")
+        # Long enough for the stream to have told of a change or two.
         page.wait_for_timeout(4500 if name == "job" else 1500)
-        page.screenshot(path=out / f"page_{name}_{look}.png", full_page=name == "job")
+        page.screenshot(path=out / f"page_{name}_{look}.png", full_page=name == "job" and look != "400")
     page.close()
 
 

@@ -14,6 +14,7 @@ class Row {
     this.progress = new Progress("Requests done");
     this.status = h("td", { class: "beside" });
     this.narrow = h("div", { class: "narrow" });
+    this.faults = h("div", { class: "narrow bad" });
     this.failed = h("td", { class: "right roomy number" });
     this.tokens = h("td", { class: "right roomy number" });
     this.took = h("td", { class: "right roomy number" });
@@ -24,7 +25,7 @@ class Row {
     this.element = h("tr", {},
       h("th", { scope: "row", class: "what" }, h("a", { href: `#/job/${batch.id}` }, idText(batch.id)),
         h("div", { class: "under" }, name ? h("b", {}, name) : null, this.model, h("span", { class: "narrow" }, made()))),
-      this.status, h("td", { class: "wide" }, this.narrow, this.progress.element), this.failed, this.tokens,
+      this.status, h("td", { class: "wide" }, this.narrow, this.progress.element, this.faults), this.failed, this.tokens,
       h("td", { class: "right roomy number" }, made()), this.took);
     this.show(batch);
   }
@@ -39,6 +40,7 @@ class Row {
     const { failed } = batch.request_counts;
     setText(this.model, batch.model ?? batch.endpoint);
     setText(this.failed, count(failed));
+    setText(this.faults, failed ? `${count(failed)} failed` : "");
     this.failed.classList.toggle("bad", failed > 0);
     setText(this.tokens, batch.usage.output_tokens ? compact(batch.usage.output_tokens) : "0");
     this.tick();

@@ -29,7 +29,7 @@ export class Profile {
     this.element.hidden = !profile.timeline;
     if (profile.timeline) this.showTimes(profile.timeline, Boolean(summary));
     for (const [name] of LATENCIES) this.spread(name, profile.latency[name], summary?.latency?.[name], seconds);
-    for (const [name] of LENGTHS) this.spread(name, profile.lengths[name], null, compact);
+    for (const [name] of LENGTHS) this.spread(name, profile.lengths[name], null, count);
   }
 
   spread(name, data, exact, format) {
