@@ -52,6 +52,7 @@ class Timeline:
         self._width = _FIRST_BIN_SECONDS
         self._bins: dict[int, list[float]] = {}
         self._longest = 0.0
+        self._first, self._last = math.inf, -math.inf
 
     def add(self, metrics: dict[str, Any]) -> None:
         """Take a request that ran: its output spread over the time it ran, the rest when it ended."""
@@ -92,19 +93,14 @@ class Timeline:
         }
 
     def _make_room(self, began: float, ended: float) -> None:
-        known = self._bins.keys()
-        while True:
-            first = min(int(began // self._width), *known) if known else int(began // self._width)
-            last = max(int(ended // self._width), *known) if known else int(ended // self._width)
-            if last - first < _MOST_BINS:
-                return
+        self._first, self._last = min(self._first, began), max(self._last, ended)
+        while self._last // self._width - self._first // self._width >= _MOST_BINS:
             self._width *= 2
             merged: dict[int, list[float]] = {}
             for place, sums in self._bins.items():
                 old = merged.get(place // 2)
                 merged[place // 2] = [a + b for a, b in zip(old, sums, strict=True)] if old else sums
             self._bins = merged
-            known = merged.keys()
 
 
 class Profile:
@@ -114,6 +110,7 @@ class Profile:
         self.rows = 0
         self._latency = {name: Histogram() for name in LATENCIES}
         self._lengths = {name: Histogram() for name in LENGTHS}
+        self._spreads = self._latency | self._lengths
         self._timeline = Timeline()
         self._codes: Counter[str] = Counter()
         self._errors: list[dict[str, Any]] = []
@@ -126,7 +123,7 @@ class Profile:
         metrics = row.metrics
         if metrics is None or metrics["deduplicated_from"] is not None:
             return
-        for name, histogram in (self._latency | self._lengths).items():
+        for name, histogram in self._spreads.items():
             if metrics[name] is not None:
                 histogram.add(metrics[name])
         self._timeline.add(metrics)

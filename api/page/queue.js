@@ -5,6 +5,7 @@ import { badge } from "./status.js";
 import { h, table } from "./dom.js";
 import { clockTime, count, plural, utc } from "./text.js";
 
+const STEPS = { plan: "checking its lines", feed: "feeding the queue", finalize: "writing its results" };
 const STATES = { loading: "Loading", serving: "Serving", retiring: "Retiring", draining: "Draining" };
 
 export class Queue {
@@ -31,13 +32,19 @@ export class Queue {
     if (name === "workers") this.showWorkers(data.data);
   }
 
-  showQueue({ models, control }) {
-    const columns = [{ title: "Model" }, { title: "Waiting", kind: "right number" }, { title: "With workers", kind: "right number" },
+  showQueue({ models, control, failing }) {
+    const columns = [{ title: "Model" }, { title: "Workers", kind: "right number" }, { title: "Waiting", kind: "right number" }, { title: "With workers", kind: "right number" },
       { title: "Waiting by prompt length, tokens", kind: "wide" }];
-    const rows = models.map((one) => [one.model, count(one.queued), count(one.leased), buckets(one.buckets)]);
+    const rows = models.map((one) => [one.model, count(one.workers), count(one.queued), count(one.leased), buckets(one.buckets)]);
     const steps = control ? `${plural(control, "step")} of your jobs to do: checking lines, feeding the queue, writing results.`
       : "No job of yours has anything else to do.";
-    this.models.replaceChildren(table("Requests that wait or run, by model", columns, rows), h("p", { class: "muted" }, steps));
+    const troubles = [
+      ...models.filter((one) => one.reason).map((one) => [h("b", {}, one.model), ` could not be loaded by a worker: ${one.reason}`]),
+      ...failing.map((one) => [h("a", { href: `#/job/${one.batch}` }, one.batch),
+        ` ${STEPS[one.unit] ?? one.unit} failed ${plural(one.failures, "time")} in a row and is tried again: ${one.reason}`]),
+    ];
+    this.models.replaceChildren(table("Requests that wait or run, by model", columns, rows),
+      ...troubles.map((words) => h("p", { class: "trouble" }, words)), h("p", { class: "muted" }, steps));
   }
 
   showWorkers(workers) {
