@@ -1,7 +1,7 @@
 // The charts of a job's page, made of its profile.
 
 import { Chart, histogram, overTime, said } from "./charts.js";
-import { h } from "./dom.js";
+import { h, table } from "./dom.js";
 import { clockTime, compact, count, percent, seconds } from "./text.js";
 
 const LATENCIES = [["e2e_seconds", "End to end"], ["ttft_seconds", "Time to first token"],
@@ -18,7 +18,8 @@ export class Profile {
     this.spreads = new Map([...LATENCIES, ...LENGTHS].map((one) => made(one, histogram)));
     const charts = [...this.times.values(), ...this.spreads.values()];
     this.note = h("p", { class: "muted" });
-    this.element = h("div", {}, this.note, h("div", { class: "charts" }, charts.map((chart) => chart.element)));
+    this.prefixes = h("div", {});
+    this.element = h("div", {}, this.note, h("div", { class: "charts" }, charts.map((chart) => chart.element)), this.prefixes);
     charts.forEach((chart) => { chart.element.hidden = true; });
   }
 
@@ -29,6 +30,7 @@ export class Profile {
     this.element.hidden = !profile.timeline;
     if (profile.timeline) this.showTimes(profile.timeline, Boolean(summary));
     for (const [name] of LATENCIES) this.spread(name, profile.latency[name], summary?.latency?.[name], seconds);
+    if (summary?.prefixes?.levels.length) this.prefixes.replaceChildren(prefixTree(summary.prefixes));
     for (const [name] of LENGTHS) this.spread(name, profile.lengths[name], null, count);
   }
 
@@ -63,4 +65,14 @@ export class Profile {
     const hits = prompts.map((all, place) => (all ? (100 * cached[place]) / all : null));
     show("cached", hits, step * width, ratio, `${percent(sum(cached), sum(prompts))} of all`, 100);
   }
+}
+
+// What the plan could share: the first level are runs of tokens that prompts begin with, the next what follows these.
+function prefixTree({ levels, tokens, shared }) {
+  const columns = [{ title: "Level", kind: "number" }, ...["Common runs", "Requests that have one", "Their tokens, once", "Tokens saved"]
+    .map((title) => ({ title, kind: "right number" }))];
+  const rows = levels.map((one, place) => [String(place + 1), ...[one.runs, one.requests, one.tokens, one.saved].map(count)]);
+  return h("section", { class: "prefixes", "aria-labelledby": "prefix-title" }, h("h2", { id: "prefix-title" }, "Shared prefixes"),
+    h("p", { class: "muted" }, `${count(shared)} of ${count(tokens)} prompt tokens (${percent(shared, tokens)}) could be shared.`),
+    table("Shared prefixes by level", columns, rows));
 }

@@ -35,6 +35,7 @@ def test_a_job_runs_before_the_reader_s_eyes_and_its_results_are_saved(
     expect(page.locator(".summary")).to_contain_text("120 · 100")
     expect(page.get_by_role("region", name="Requests that failed")).to_contain_text("r5")
     expect(page.get_by_role("img", name="Requests running at once")).to_be_visible()
+    expect(page.get_by_role("region", name="Shared prefixes by level")).to_be_visible()
 
     assert len(saved(page, "Output")) == 119
     assert [one["custom_id"] for one in saved(page, "Errors")] == ["r5"]
