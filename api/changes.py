@@ -202,8 +202,8 @@ class Look:
 
     def _of_workers(self, found: Found) -> None:
         now = workers.of(self._context)
-        # When each became idle is told to the second, and jitters: that alone is no news.
-        seen = [one.model_copy(update={"idle_since": one.idle_since and 0}) for one in now.data]
+        # Each look finds them older, busy or not: that alone is no news.
+        seen = [one.model_copy(update={"age_seconds": 0, "idle_seconds": 0}) for one in now.data]
         if seen != self._workers:
             self._workers = seen
             found.append((None, "workers", now.model_dump()))

@@ -3,7 +3,7 @@
 import { call } from "./api.js";
 import { badge } from "./status.js";
 import { h, table } from "./dom.js";
-import { clockTime, count, plural, utc } from "./text.js";
+import { count, duration, none, percent, plural, rate } from "./text.js";
 
 const STEPS = { plan: "checking its lines", feed: "feeding the queue", finalize: "writing its results" };
 const STATES = { loading: "Loading", serving: "Serving", retiring: "Retiring", draining: "Draining" };
@@ -53,15 +53,20 @@ export class Queue {
         h("code", {}, "celery -A worker worker"), " with the settings of this API, or ", h("code", {}, "longhaul up"), "."));
       return;
     }
-    const held = workers.reduce((sum, one) => sum + one.held, 0);
-    const columns = [{ title: "Worker" }, { title: "State" }, { title: "Model" }, { title: "Requests", kind: "wide" },
-      { title: "Steps of jobs", kind: "right number" }, { title: "Idle since", kind: "right number" }];
-    const rows = workers.map((one) => [one.name, state(one.state), one.model ?? "none: jobs' steps only", load(one),
-      count(one.units), one.idle_since === null ? "–" : h("time", { title: utc(one.idle_since) }, clockTime(one.idle_since))]);
-    this.workers.replaceChildren(h("p", { class: "muted" },
-      `${plural(workers.length, "worker")}, with ${plural(held, "request")} of all users.`), table("All workers", columns, rows));
+    const sum = (name) => workers.reduce((all, one) => all + one[name], 0);
+    const columns = [{ title: "Worker" }, { title: "State" }, { title: "Model" }, { title: "Running batch", kind: "wide" },
+      ...["Held", "Prompt tokens/s", "Output tokens/s", "Prefix hits", "KV in use", "Steps of jobs", "Idle"]
+        .map((title) => ({ title, kind: "right number" }))];
+    const rows = workers.map((one) => [one.id, state(one.state), one.model ?? "none: jobs' steps only", load(one), count(one.held),
+      rate(one.prompt_tokens_per_second), rate(one.output_tokens_per_second), share(one.prefix_hit_ratio), share(one.kv_usage_ratio),
+      count(one.units), one.held || one.units ? none : duration(one.idle_seconds)]);
+    const words = `${plural(workers.length, "worker")}, running ${plural(sum("running"), "request")} of all users: `
+      + `${rate(sum("output_tokens_per_second"))} output tokens a second.`;
+    this.workers.replaceChildren(h("p", { class: "muted" }, words), table("All workers", columns, rows));
   }
 }
+
+const share = (ratio) => (ratio === null ? none : percent(ratio, 1));
 
 function state(name) {
   const shown = badge(name === "serving" ? "in_progress" : "validating");
@@ -69,10 +74,10 @@ function state(name) {
   return shown;
 }
 
-function load({ held, capacity }) {
+function load({ running, capacity }) {
   return h("div", { class: "progress" },
-    h("progress", { max: Math.max(1, capacity), value: Math.min(held, capacity), "aria-label": "Requests held" }),
-    h("span", { class: "number" }, `${count(held)} held · runs ${count(capacity)} at once`));
+    h("progress", { max: Math.max(1, capacity), value: Math.min(running, capacity), "aria-label": "Requests running" }),
+    h("span", { class: "number" }, `${count(running)} of ${count(capacity)}`));
 }
 
 function buckets(found) {
