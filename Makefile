@@ -18,6 +18,7 @@ up: model ## start Redis, store, API and a worker; leave them running until Ctrl
 
 test: model ## the everyday tests, on real servers (ARGS="-k ledger")
 ifeq ($(ARGS),)
+	@infra/chromium
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q -m "not long" tests/unit
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q -m "not long" --dist loadfile tests/integration tests/fuzz
 	@$(PY) -m pytest -n 2 -q -m "not long" tests/chaos

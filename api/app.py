@@ -9,8 +9,22 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import batches, files, limits, metrics, queue, results, status, upload, workers
+from api import (
+    batches,
+    events,
+    files,
+    limits,
+    metrics,
+    page,
+    profiles,
+    queue,
+    results,
+    status,
+    upload,
+    workers,
+)
 from api import errors as shapes
+from api.changes import Changes
 from api.context import Context
 from api.reaper import Reaper
 from jobs import errors, log
@@ -29,18 +43,29 @@ unchanged.
 
 Every error has one shape: `{"error": {"message", "type", "param", "code"}}`.
 """
-ROUTERS = (files.router, batches.router, results.router, queue.router, workers.router, status.router)
+ROUTERS = (
+    files.router,
+    batches.router,
+    results.router,
+    profiles.router,
+    queue.router,
+    workers.router,
+    events.router,
+    status.router,
+    page.router,
+)
 
 
 def create_app(settings: Settings, context: Context | None = None) -> FastAPI:
     """Return the API of these settings; raise StoreUnreachable or RedisUnreachable if it could not serve."""
     context = context or Context.connect(settings)
-    reaper = Reaper(context)
+    reaper, changes = Reaper(context), Changes(context)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         reaper.start()
         yield
+        changes.stop()
         await asyncio.to_thread(reaper.stop)
         context.close()
 
@@ -54,6 +79,8 @@ def create_app(settings: Settings, context: Context | None = None) -> FastAPI:
     )
     app.state.context = context
     app.state.large_bodies = asyncio.Semaphore(upload.LARGE_AT_ONCE)
+    app.state.changes = changes
+    app.state.profiles = profiles.Profiles(context.store)
     app.state.readiness = status.Readiness(context)
     app.state.registry = metrics.registry(context.ledger, settings)
     app.add_middleware(limits.Limits)

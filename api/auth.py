@@ -11,7 +11,7 @@ from api.context import Context, Deps
 from jobs import errors, keys
 
 DEFAULT_TENANT = "default"
-_bearer = HTTPBearer(
+bearer = HTTPBearer(
     auto_error=False, description="The API key. Not asked for on the server's machine while there is none."
 )
 
@@ -23,10 +23,10 @@ class NoKeyYet(errors.Unauthorized):
 def authenticate(
     request: Request,
     context: Deps,
-    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
 ) -> str:
     """Return the tenant of the request; raise Unauthorized. With no key in the store there is one tenant."""
-    tenant = _tenant(request, context, credentials.credentials if credentials else "")
+    tenant = tenant_of(request, context, credentials.credentials if credentials else "")
     context.quotas.check_rate(tenant)
     return tenant
 
@@ -34,7 +34,8 @@ def authenticate(
 Tenant = Annotated[str, Depends(authenticate)]
 
 
-def _tenant(request: Request, context: Context, key: str) -> str:
+def tenant_of(request: Request, context: Context, key: str) -> str:
+    """Return whose key this is, at this moment; raise Unauthorized."""
     known = context.keys.known()
     if known:
         return keys.tenant_of(known, key)

@@ -12,6 +12,8 @@ from api import errors as shapes
 from api import limits
 from jobs import errors
 
+ENDLESS = "longhaul.endless"
+"""In the scope of a request: its answer ends when the client or the server does."""
 _STALLED_SECONDS = 120
 """A reader that does not take what is buffered for it (some 200 kB) within this is cut off."""
 _OTHER_DESCRIPTORS = 256
@@ -34,6 +36,12 @@ class Protocol(H11Protocol):
         self._wait()
         while len(self.waiting) > self.most_waiting:
             next(iter(self.waiting))._cut()
+
+    def shutdown(self) -> None:
+        """Let the answer be completed, unless it never is."""
+        super().shutdown()
+        if self._serving and ENDLESS in self.scope:
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""

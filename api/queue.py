@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from api.auth import Tenant
-from api.context import Deps
+from api.context import Context, Deps
 
 router = APIRouter(prefix="/v1/queue", tags=["Queue"])
 
@@ -48,6 +48,11 @@ def get_queue(tenant: Tenant, context: Deps) -> Queue:
     """Return what of yours is queued and running, per model and bucket, what your jobs have to do, and who is
     there to do it.
     """
+    return of(context, tenant)
+
+
+def of(context: Context, tenant: str) -> Queue:
+    """Return the depth of all that a tenant has."""
     there = [
         one
         for one in context.ledger.fleet.present()

@@ -57,7 +57,7 @@ def get_results(
     parts = context.ledger.parts(batch_id)
     job = context.ledger.job(batch_id)
     manifest = context.batches.ended(record, job)
-    if _expired(record, manifest):
+    if expired(record, manifest):
         raise errors.ResultsExpired(id=batch_id)
     if manifest is not None:
         parts = [PartEntry(**part) for part in manifest.parts]
@@ -79,7 +79,7 @@ def get_metrics(tenant: Tenant, context: Deps, batch_id: str) -> Response:
     record = context.batches.record(tenant, batch_id)
     job = context.ledger.job(batch_id)
     manifest = context.batches.ended(record, job)
-    summary = None if _expired(record, manifest) else _summary(context, manifest)
+    summary = None if expired(record, manifest) else _summary(context, manifest)
     if summary is None:
         batch = views.batch(record, job, manifest, False)
         summary = orjson.dumps(_so_far(batch, job, time.time()))
@@ -113,7 +113,8 @@ def _so_far(batch: schema.Batch, job: Job | None, now: float) -> dict[str, Any]:
     }
 
 
-def _expired(record: JobRecord, manifest: Manifest | None) -> bool:
+def expired(record: JobRecord, manifest: Manifest | None) -> bool:
+    """Tell whether the results of a job, if it ended, are there no more."""
     due = finalize.expires_at(record, manifest) if manifest else None
     return due is not None and due <= time.time()
 

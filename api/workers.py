@@ -46,6 +46,11 @@ class Workers(BaseModel):
 @router.get("", summary="List workers")
 def list_workers(tenant: Tenant, context: Deps) -> Workers:
     """Return the workers that are there, what they run and how fast."""
+    return of(context)
+
+
+def of(context: Context) -> Workers:
+    """Return the workers of all models, by name."""
     present = sorted(context.ledger.fleet.present(), key=lambda one: one.name)
     return Workers(api_version=metadata.version("longhaul"), data=[_worker(context, one) for one in present])
 

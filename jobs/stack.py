@@ -231,7 +231,7 @@ class Stack:
         store = self.environment["LONGHAUL_STORE_URL"]
         pids = [worker.process.pid for worker in self.workers]
         rows = {
-            "API": f"{self.api_url}/v1 (its pages: {self.api_url}/docs)",
+            "API": f"{self.api_url}/v1 (in a browser: {self.api_url}/)",
             "models": ", ".join(self._models) or "none: set LONGHAUL_MODELS",
             "workers": stack_lines.workers(pids, self._worker_model, self._models),
             "Redis": self.environment["LONGHAUL_REDIS_URL"],

@@ -34,9 +34,13 @@ OPERATIONS = [
     *("DELETE /v1/files/{file_id}", "POST /v1/batches", "GET /v1/batches", "GET /v1/batches/{batch_id}"),
     *("POST /v1/batches/{batch_id}/cancel", "GET /v1/batches/{batch_id}/results"),
     *("DELETE /v1/batches/{batch_id}", "GET /v1/batches/{batch_id}/metrics"),
+    "GET /v1/batches/{batch_id}/profile",
     *("GET /v1/models", "GET /v1/models/{model}", "GET /v1/queue", "GET /v1/workers"),
     *("GET /healthz", "GET /readyz", "GET /metrics"),
 ]
+
+# Nothing that reads an answer to its end gets one; test_events.py reads it as it comes.
+ENDLESS = {"GET /v1/events"}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +72,7 @@ def known(api: Api) -> dict[str, str]:
 
 def test_every_operation_of_the_document_is_fuzzed(schema: Any) -> None:
     found = {f"{one.ok().method.upper()} {one.ok().path}" for one in schema.get_all_operations()}
-    assert found == set(OPERATIONS)
+    assert found - ENDLESS == set(OPERATIONS)
 
 
 def fuzz(api: Api, schema: Any, known: dict[str, str], name: str, examples: int) -> None:

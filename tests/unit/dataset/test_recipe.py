@@ -104,7 +104,7 @@ def test_another_recipe_is_refused_with_what_differs(changes: dict[str, Any], sh
     with pytest.raises(recipe.RecipeChanged) as caught:
         made(**changes).check_same(made(), "out/")
     lines = str(caught.value).split("\n")
-    assert "out/ holds" in lines[0]
+    assert "out/ is of another recipe" in lines[0]
     assert "--overwrite" in lines[0]
     assert set(shown) <= {line.strip() for line in lines}
 

@@ -1,0 +1,164 @@
+// One job: how far it is, how it went, what it made.
+
+import { ApiError, call } from "./api.js";
+import { announce, h, setText } from "./dom.js";
+import { lineFaults, requestFaults } from "./faults.js";
+import { Files } from "./files.js";
+import { Profile } from "./profile.js";
+import { Pace, Progress, badge, done, ended, endedAt, nameOf, took, word } from "./status.js";
+import { count, duration, fullMoment, none, percent, rate, utc } from "./text.js";
+
+const PROFILE_MS = 3000;
+const TILES = [["completed", "Completed"], ["failed", "Failed"], ["left", "To do"], ["speed", "Tokens/s"], ["requests", "Requests/s"],
+  ["eta", "Time left"], ["prompt", "Prompt tokens"], ["cached", "Prefix hits"], ["output", "Output tokens"]];
+
+export class Job {
+  constructor(main, id) {
+    this.id = id;
+    this.title = `Job ${id.slice(-8)}`;
+    this.pace = new Pace();
+    this.progress = new Progress("Requests done");
+    this.status = h("span", {});
+    this.name = h("p", {});
+    this.under = h("p", { class: "muted" });
+    this.tiles = new Map(TILES.map(([name]) => [name, h("dd", { class: "number" })]));
+    this.profile = new Profile();
+    this.faults = h("div", {});
+    this.details = h("dl", { class: "details" });
+    this.cancel = h("button", { class: "danger", hidden: true, onclick: () => this.dialog.showModal() }, "Cancel job");
+    this.dialog = this.confirmation();
+    this.files = new Files();
+    this.body = [
+      h("div", { class: "heading" }, h("div", {}, h("h1", { tabindex: "-1", class: "id-title" }, id), this.name), this.cancel),
+      h("section", { class: "card summary", "aria-label": "Progress" },
+        h("div", { class: "line" }, this.status, this.progress.element), this.under,
+        h("dl", { class: "tiles" }, TILES.map(([name, title]) => h("div", {}, h("dt", {}, title), this.tiles.get(name))))),
+      this.files.element, this.faults, this.profile.element,
+      h("section", { "aria-labelledby": "about-title" }, h("h2", { id: "about-title" }, "About this job"), this.details), this.dialog,
+    ];
+    this.main = main;
+    this.loading = h("p", { class: "muted" }, "Loading…");
+    main.replaceChildren(this.body[0], this.loading);
+    this.timer = setInterval(() => this.tick(), 1000);
+  }
+
+  close() {
+    clearInterval(this.timer);
+    clearTimeout(this.next);
+    this.closed = true;
+  }
+
+  async load(signal) {
+    this.path = `batches/${encodeURIComponent(this.id)}`;
+    const batch = await call(this.path, { signal });
+    // The heading stays where it is: it has the focus.
+    if (this.loading.isConnected) this.loading.replaceWith(...this.body.slice(1));
+    else if (!this.body[1].isConnected) this.main.replaceChildren(...this.body);
+    this.show(batch);
+    await this.loadProfile(signal);
+  }
+
+  hear(name, data) {
+    if (data.id !== this.id) return;
+    if (name === "gone") throw new ApiError(404, "This job was deleted.");
+    if (name === "batch") {
+      this.show(data);
+      this.next ??= setTimeout(() => this.loadProfile().catch(() => {}), PROFILE_MS);
+    }
+  }
+
+  show(batch) {
+    const before = this.batch;
+    this.batch = batch;
+    this.pace.add(batch);
+    if (before?.status !== batch.status) this.status.replaceChildren(badge(batch.status));
+    if (before && before.status !== batch.status) announce(`Job ${word(batch.status)}.`);
+    else if (before && quarter(before) !== quarter(batch)) announce(`${percent(done(batch), batch.request_counts.total)} done.`);
+    this.progress.show(batch);
+    this.cancel.hidden = !["validating", "in_progress"].includes(batch.status);
+    if (this.cancel.hidden && this.dialog.open) this.dialog.close();
+    this.files.show(batch);
+    setText(this.name, nameOf(batch));
+    this.showTiles();
+    this.showDetails();
+    if (batch.errors) this.faults.replaceChildren(lineFaults(batch.errors.data));
+    this.tick();
+  }
+
+  showTiles() {
+    const { request_counts: counts, usage } = this.batch;
+    const cached = usage.input_tokens_details.cached_tokens;
+    const left = counts.total - done(this.batch);
+    const values = { completed: count(counts.completed), failed: count(counts.failed), left: count(left), prompt: count(usage.input_tokens),
+      cached: usage.input_tokens ? `${percent(cached, usage.input_tokens)}` : none, output: count(usage.output_tokens) };
+    Object.entries(values).forEach(([name, text]) => setText(this.tiles.get(name), text));
+    this.tiles.get("failed").classList.toggle("bad", counts.failed > 0);
+    this.tiles.get("cached").title = `${count(cached)} tokens`;
+    this.tiles.get("left").previousSibling.textContent = ended(this.batch) ? "Never ran" : "To do";
+  }
+
+  tick() {
+    const { batch, summary } = this;
+    if (!batch || this.closed) return;
+    const over = ended(batch);
+    const words = over ? `${word(batch.status)} after ${duration(took(batch))}.` : `Submitted ${duration(took(batch))} ago.`;
+    setText(this.under, `${batch.model ?? "Model not known yet"} · ${batch.endpoint} · ${words}`);
+    if (over && !summary) return;
+    const pace = this.pace.rates(batch);
+    const left = batch.request_counts.total - done(batch);
+    const ran = summary?.running_seconds;
+    setText(this.tiles.get("speed"), rate(over ? summary.tokens_per_second : pace.tokens));
+    setText(this.tiles.get("requests"), rate(over ? (ran ? batch.request_counts.completed / ran : null) : pace.requests));
+    setText(this.tiles.get("eta"), over ? none : pace.requests > 0 ? duration(left / pace.requests) : none);
+  }
+
+  async loadProfile(signal) {
+    clearTimeout(this.next);
+    this.next = undefined;
+    const { batch } = this;
+    if (!batch.in_progress_at && !done(batch)) return;
+    const over = ended(batch);
+    const [profile, summary] = await Promise.all([call(`${this.path}/profile`, { signal }), over ? call(`${this.path}/metrics`, { signal }) : null]);
+    if (this.closed) return;
+    this.summary = summary?.latency ? summary : null;
+    this.profile.show(profile, this.summary);
+    if (Object.keys(profile.errors.by_code).length) this.faults.replaceChildren(requestFaults(profile.errors, batch.request_counts.failed));
+    this.tick();
+    const more = profile.parts_read < profile.parts;
+    if (more) this.next = setTimeout(() => this.loadProfile().catch(() => {}), 1000);
+  }
+
+  showDetails() {
+    const { batch } = this;
+    const times = [["Created", batch.created_at], ["Began to run", batch.in_progress_at], ["Finalizing since", batch.finalizing_at],
+      ["Cancelled at", batch.cancelling_at], ["Ended", endedAt(batch)], [ended(batch) ? "Would have expired" : "Expires", batch.expires_at]];
+    const facts = [["Input file", h("code", {}, batch.input_file_id)], ["Completion window", batch.completion_window],
+      ...times.filter(([, at]) => at).map(([name, at]) => [name, h("time", { datetime: new Date(at * 1000).toISOString(), title: utc(at) }, fullMoment(at))]),
+      ...Object.entries(batch.metadata ?? {}).map(([name, value]) => [h("span", {}, "Metadata ", h("code", {}, name)), value])];
+    const shown = JSON.stringify([batch.status, batch.metadata, times]);
+    if (shown === this.detailed) return;
+    this.detailed = shown;
+    this.details.replaceChildren(...facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+  }
+
+  confirmation() {
+    const problem = h("p", { class: "bad", role: "alert" });
+    const button = h("button", { class: "danger", onclick: async () => {
+      button.disabled = true;
+      try {
+        this.show(await call(`${this.path}/cancel`, { method: "POST" }));
+        dialog.close();
+        this.main.querySelector("h1").focus();
+      } catch (error) {
+        problem.textContent = error.message;
+      }
+      button.disabled = false;
+    } }, "Cancel job");
+    const dialog = h("dialog", { "aria-labelledby": "cancel-title" }, h("h2", { id: "cancel-title" }, "Cancel this job?"),
+      h("p", {}, "What has finished is kept. The rest will not run, and the job cannot go on later."), problem,
+      h("div", { class: "buttons" }, h("button", { class: "quiet", autofocus: true, onclick: () => dialog.close() }, "Let it run"), button));
+    return dialog;
+  }
+}
+
+const quarter = (batch) => Math.floor((4 * done(batch)) / Math.max(1, batch.request_counts.total));

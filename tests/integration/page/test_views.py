@@ -1,0 +1,81 @@
+"""What the views show: hostile text as text, errors by line, pages of many jobs."""
+
+import time
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from jobs import ids
+from jobs.ledger import State
+from jobs.records import JobRecord, Manifest
+from tests.integration.api.serving import Api, Hand
+from tests.integration.page.conftest import Open
+
+HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>&amp;\'"</td>'
+MANY = 10_000
+
+
+def test_what_a_job_says_is_shown_as_text(api: Api, visit: Open) -> None:
+    job = api.create("a", "b", metadata={"name": HOSTILE, HOSTILE[:60]: HOSTILE})
+    hand = Hand(api.context, job, 2)
+    hand.begin()
+    hand.part((0, HOSTILE, False), (1, HOSTILE, True))
+    page = visit(api.url)
+    expect(page.get_by_role("row").nth(1)).to_contain_text(HOSTILE)
+    page.goto(f"{api.url}/#/job/{job}")
+    expect(page.get_by_role("region", name="Requests that failed")).to_contain_text(HOSTILE)
+    expect(page.locator(".details")).to_contain_text(HOSTILE)
+    page.goto(f"{api.url}/#/job/{'%3Cimg src=x onerror=window.hacked=1%3E'}")
+    expect(page.get_by_role("heading", name="Not found")).to_be_visible()
+    assert page.evaluate("window.hacked") is None
+
+
+def test_errors_of_the_input_are_shown_by_line(api: Api, visit: Open) -> None:
+    job = api.create("a")
+    Hand(api.context, job, 1).fail("invalid_json_line", 12_345)
+    page = visit(f"{api.url}/#/job/{job}")
+    region = page.get_by_role("region", name="Errors in the input, by line")
+    expect(region).to_contain_text("12,345")
+    expect(region).to_contain_text("invalid_json_line")
+
+
+def test_a_list_of_ten_thousand_jobs_is_paged_and_linked(
+    api: Api, visit: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = sorted((ids.batch_id() for _ in range(MANY)), reverse=True)
+    index = Path(api.context.settings.store_url.removeprefix("file://")) / "job-index" / "default"
+    index.mkdir(parents=True)
+    for name in names:
+        (index / name).touch()
+    # What nobody looks at needs no record.
+    for name in [*names[:101], names[-1]]:
+        store_ended(api, name)
+    page = visit(api.url)
+    expect(page.get_by_role("row")).to_have_count(51)
+    asked = "performance.getEntriesByName(new URL('v1/batches?limit=50', location).href)"
+    listed = page.evaluate(f"{asked}[0].responseEnd")
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    with capsys.disabled():
+        print(f"\n{MANY:,} jobs: first contentful paint {paint:.0f} ms, list there after {listed:.0f} ms")
+    assert paint < 2000
+    page.get_by_role("link", name="Older jobs").click()
+    expect(page.get_by_role("row").nth(1)).to_contain_text(names[50][-8:])
+    second = page.url
+    page.go_back()
+    expect(page.get_by_role("row").nth(1)).to_contain_text(names[0][-8:])
+    page.goto(second)
+    expect(page.get_by_role("row").nth(1)).to_contain_text(names[50][-8:])
+    page.get_by_label("Go to a job by its id").fill(names[-1])
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text(names[-1])
+
+
+def store_ended(api: Api, name: str) -> None:
+    """Store the records of a job that completed."""
+    now = time.time()
+    record = JobRecord(name, "default", "/v1/chat/completions", "file-x", "k", "24h", now, now + 86400)
+    times = {"created_at": now, "in_progress_at": now, "completed_at": now + 60}
+    manifest = Manifest(name, State.COMPLETED.value, "m", times, 50_000, 49_990, 10, (9, 5, 7, 0), {})
+    api.context.store.put(f"jobs/{name}/job.json", record.to_json())
+    api.context.store.put(f"jobs/{name}/manifest.json", manifest.to_json())
