@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import os
 import re
 import threading
@@ -207,6 +208,11 @@ def import_transformers() -> None:
     """Import it in one thread at a time: half imported by one, it is not whole for another."""
     with _importing:
         import transformers  # noqa: F401
+
+        # They print lines of their own beside ours; a log of JSON has no place for these.
+        for name in ("huggingface_hub", "transformers"):
+            logging.getLogger(name).handlers.clear()
+            logging.getLogger(name).propagate = True
 
 
 def cached(name: str, model: ModelSettings) -> Tokenizer:

@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pydantic import BaseModel
 
-    from jobs.dataset import source, steps
+    from jobs.dataset import steps
+    from jobs.dataset.input import source
 
 
 def generate(

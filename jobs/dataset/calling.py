@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jobs import client, errors
-from jobs.dataset import making, remote, report, source, steps, work
+from jobs.dataset import making, remote, report, steps, work
+from jobs.dataset.input import source
 from jobs.settings import Settings
 
 ENGINES = "longhaul.engines"

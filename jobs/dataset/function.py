@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.dataset import calling, making, publishing, report, shards, steps
+from jobs.dataset import calling, making, publishing, report, steps
+from jobs.dataset.output import shards
 
 _USUAL = {
     "prompt": None, "system": None, "schema": None, "samples": 1, "seed": 0, "raw": False, "retries": 0,

@@ -15,7 +15,8 @@ from typing import Any
 import orjson
 
 from jobs import errors
-from jobs.dataset import prompt, recipe, report, source, state, validation, work
+from jobs.dataset import prompt, recipe, report, state, validation, work
+from jobs.dataset.input import source
 
 Asked = tuple[int, int, list[dict[str, str]], bytes]
 """Row number, sample, messages, key."""

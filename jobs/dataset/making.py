@@ -17,22 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from jobs import errors
-from jobs.dataset import (
-    apart,
-    generation,
-    prepared,
-    prompt,
-    recipe,
-    report,
-    shape,
-    shards,
-    source,
-    steps,
-    survey,
-    transforms,
-    work,
-    writing,
-)  # fmt: skip
+from jobs.dataset import generation, prepared, prompt, recipe, report, shape, steps, survey, transforms, work
+from jobs.dataset.input import source
+from jobs.dataset.output import apart, shards, writing
 
 _RECIPE = "recipe.json"
 _SLICE_ROWS = 256

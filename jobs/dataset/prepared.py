@@ -6,19 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from jobs.dataset import (
-    formats,
-    input_errors,
-    prompt,
-    quality,
-    recipe,
-    rows,
-    shape,
-    steps,
-    transforms,
-    validation,
-    work,
-)  # fmt: skip
+from jobs.dataset import prompt, quality, recipe, shape, steps, transforms, validation, work
+from jobs.dataset.input import input_errors, rows
+from jobs.dataset.output import formats
 
 CHATS = ("messages", "sharegpt")
 """Formats that hold the conversation of the last step that generates."""

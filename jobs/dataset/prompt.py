@@ -9,7 +9,8 @@ import jinja2
 from jinja2 import meta, nodes, sandbox
 
 from jobs import errors
-from jobs.dataset import input_errors, recipe
+from jobs.dataset import recipe
+from jobs.dataset.input import input_errors
 
 ROW = "row"
 """In a template: all columns by name, for names that are no words (`row['my text']`)."""

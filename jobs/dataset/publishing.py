@@ -8,7 +8,8 @@ from typing import Any
 import orjson
 
 from jobs import progress
-from jobs.dataset import calling, card, making, reasons, report, steps, validation
+from jobs.dataset import calling, making, reasons, report, steps, validation
+from jobs.dataset.output import card
 
 _SERVED = {"resumed": "of an earlier run", "from_cache": "from the cache", "shared": "equal to others"}
 _SHOWN_REASONS = 5

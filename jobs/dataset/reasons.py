@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyarrow import parquet
 
-from jobs.dataset import apart
+from jobs.dataset.output import apart
 
 OTHERS = "others"
 MOST = 100

@@ -7,7 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.dataset import apart, generation, json_rows, schema_types, source, state, validation
+from jobs.dataset import generation, schema_types, state, validation
+from jobs.dataset.input import source
+from jobs.dataset.output import apart, json_rows
 
 HIDDEN = "__longhaul_"
 """Columns whose names begin so are for the steps in between, and not published."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs import tokens
-from jobs.dataset import prompt, recipe, source
-from jobs.dataset import rows as in_rows
+from jobs.dataset import prompt, recipe
+from jobs.dataset.input import rows as in_rows
+from jobs.dataset.input import source
 
 SAMPLE_ROWS = 1000
 _MOST_CHARACTERS = 2000

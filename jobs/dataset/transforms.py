@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs import errors
-from jobs.dataset import input_errors, near, quality, rows, shape, where
-from jobs.dataset.rows import Rows
+from jobs.dataset import near, quality, shape
+from jobs.dataset.input import input_errors, rows, where
+from jobs.dataset.input.rows import Rows
 
 Stream = Iterator[Rows]
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)

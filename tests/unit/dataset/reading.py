@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.dataset import source
+from jobs.dataset.input import source
 
 Record = dict[str, Any]
 

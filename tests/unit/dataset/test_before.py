@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jobs import dataset
-from jobs.dataset import command, making, source, steps
+from jobs.dataset import command, making, steps
+from jobs.dataset.input import source
 from worker.engine import tiny
 
 

@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jobs import cli
-from jobs.dataset import calling, command, command_options, formats, making, recipe, steps
+from jobs.dataset import calling, command, command_options, making, recipe, steps
+from jobs.dataset.output import formats
 
 USUAL = ["data.parquet", "-o", "out", "--model", "m"]
 

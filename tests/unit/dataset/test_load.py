@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import dataset, json
 
-from jobs.dataset import writing
+from jobs.dataset.output import writing
 
 ROWS: list[dict[str, Any]] = [
     {

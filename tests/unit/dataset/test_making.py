@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.dataset import input_errors, making, recipe, report, source, steps
+from jobs.dataset import making, recipe, report, steps
+from jobs.dataset.input import input_errors, source
 from tests.unit.dataset import backends
 
 Row = dict[str, Any]

@@ -6,7 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs.dataset import input_errors, prepared, rows, steps
+from jobs.dataset import prepared, steps
+from jobs.dataset.input import input_errors, rows
 from tests.unit.dataset import backends
 
 GIVEN = pa.schema([("Star Rating", pa.string()), ("my-text", pa.string()), ("n", pa.int64())])

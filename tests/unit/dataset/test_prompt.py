@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.dataset import input_errors, prompt, recipe
+from jobs.dataset import prompt, recipe
+from jobs.dataset.input import input_errors
 
 
 def made(text: str, system: str | None = None, continues: str | None = None) -> prompt.Prompt:

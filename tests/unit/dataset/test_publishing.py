@@ -7,7 +7,8 @@ import orjson
 import pytest
 import yaml
 
-from jobs.dataset import calling, making, publishing, report, source, steps
+from jobs.dataset import calling, making, publishing, report, steps
+from jobs.dataset.input import source
 from tests.unit.dataset import backends
 
 SCHEMA = {"type": "object", "properties": {"score": {"type": "integer"}}}

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from jobs.dataset import apart, reasons
+from jobs.dataset import reasons
+from jobs.dataset.output import apart
 
 
 def test_reasons_that_differ_in_values_and_positions_alone_are_one_with_the_first_place(

@@ -7,7 +7,9 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from jobs.dataset import apart, generation, rows, shape, state, validation
+from jobs.dataset import generation, shape, state, validation
+from jobs.dataset.input import rows
+from jobs.dataset.output import apart
 
 GIVEN = pa.schema([("id", pa.int64()), ("text", pa.string())])
 MEASURED = ["finish_reason", "prompt_tokens", "cached_tokens", "completion_tokens", "latency_seconds"]

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs import model_settings, tokens
-from jobs.dataset import prompt, recipe, source, survey
+from jobs.dataset import prompt, recipe, survey
+from jobs.dataset.input import source
 
 
 def looked(

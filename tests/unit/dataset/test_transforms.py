@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.dataset import input_errors, quality, rows, transforms
+from jobs.dataset import quality, transforms
+from jobs.dataset.input import input_errors, rows
 
 
 def batch(numbers: Iterable[int], **columns: Any) -> rows.Rows:

@@ -6,7 +6,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from jobs.dataset import input_errors, source, text_lines
+from jobs.dataset.input import input_errors, source, text_lines
 from tests.unit.dataset.reading import COMPRESS, read, written
 
 

@@ -6,7 +6,8 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from jobs.dataset import json_rows, rows, shards, writing
+from jobs.dataset.input import rows
+from jobs.dataset.output import json_rows, shards, writing
 
 ERRORS, INVALID = "errors", "invalid"
 _AT_ONCE = 1000

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from jobs import errors
-from jobs.dataset import chat, json_rows
+from jobs.dataset.output import chat, json_rows
 
 GROUP_BYTES = 32 << 20
 """Bytes in memory that become one row group, which is the least that a reader of Parquet reads."""

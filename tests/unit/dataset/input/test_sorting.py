@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from jobs.dataset import rows, sorting, source
+from jobs.dataset.input import rows, sorting, source
 from tests.unit.dataset.reading import read
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.dataset import input_errors, reader_csv, source
+from jobs.dataset.input import input_errors, reader_csv, source
 from tests.unit.dataset.reading import COMPRESS, read, written
 
 

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from jobs import masking
-from jobs.dataset import card, markdown, shards
+from jobs.dataset.output import card, markdown, shards
 
 WITHOUT_CONTROL = dict.fromkeys(map(ord, "\r\0\u2028\ufffd"))
 HOSTILE = "Say {{ text }}\n````\n---\nlicense: mit\n~~~\n</details> | `x`\r\n```python"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.dataset import input_errors, places, rows
+from jobs.dataset.input import input_errors, places, rows
 
 LONGEST = 64 << 20
 """Bytes of the longest line that is read; a longer one is passed over."""

@@ -4,7 +4,7 @@ import datetime
 
 import pyarrow as pa
 
-from jobs.dataset import rows
+from jobs.dataset.input import rows
 
 
 def test_times_with_nanoseconds_become_times_of_python_at_any_depth() -> None:

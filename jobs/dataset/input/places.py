@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from pyarrow import fs
 
-from jobs.dataset import buckets, input_errors
+from jobs.dataset.input import buckets, input_errors
 
 KINDS = {
     ".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "tsv",

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator
 
 import pyarrow as pa
 
-from jobs.dataset import input_errors, json_types, places, rows, text_lines
+from jobs.dataset.input import input_errors, json_types, places, rows, text_lines
 
 _LONGEST_FIELD = 16 << 20
 _OTHERS = {

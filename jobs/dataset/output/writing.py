@@ -10,7 +10,7 @@ from typing import Self
 import pyarrow as pa
 
 from jobs import errors
-from jobs.dataset import formats, shards
+from jobs.dataset.output import formats, shards
 
 
 class CannotWrite(errors.LonghaulError):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.dataset import input_errors, json_types, places, reader_arrow, reader_csv, reader_json, rows
+from jobs.dataset.input import input_errors, json_types, places, reader_arrow, reader_csv, reader_json, rows
 
 _READERS: dict[str, Callable[[places.File], rows.Reader]] = {
     "parquet": reader_arrow.Parquet,

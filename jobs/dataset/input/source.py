@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from jobs.dataset import input_errors, inputs, places, rows, sorting, where
-from jobs.dataset.rows import Fault, OnFault, Rows, records
+from jobs.dataset.input import input_errors, inputs, places, rows, sorting, where
+from jobs.dataset.input.rows import Fault, OnFault, Rows, records
 
 __all__ = ["Fault", "OnFault", "Place", "Rows", "Source", "open_source", "records"]
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc, parquet
 
-from jobs.dataset import input_errors, source
+from jobs.dataset.input import input_errors, source
 from tests.unit.dataset.reading import everything, read, written
 
 RECORDS = [{"id": at, "m": {"lang": "de", "n": [at]}, "t": f"row {at}"} for at in range(2500)]

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc
 
-from jobs.dataset import input_errors, places, source
+from jobs.dataset.input import input_errors, places, source
 from tests.unit.dataset.reading import read, written
 
 LINE = '{"id": 1}\n'

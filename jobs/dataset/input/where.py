@@ -9,7 +9,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.dataset import input_errors, rows
+from jobs.dataset.input import input_errors, rows
 
 _LOCKED: dict[str, str | bool | int | float | list[str]] = {
     "threads": "1",

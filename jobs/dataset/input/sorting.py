@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 from pyarrow import ipc
 
-from jobs.dataset import rows
+from jobs.dataset.input import rows
 
 RUN_ROWS = 65_536
 RUN_BYTES = 32 << 20

@@ -3,7 +3,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from jobs.dataset import input_errors, source
+from jobs.dataset.input import input_errors, source
 from tests.unit.dataset.reading import everything, read, written
 
 RECORDS = [{"id": at, "text": f"row {at}", "lang": "de" if at % 2 else "en"} for at in range(5)]

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from jobs.dataset import input_errors, json_types, places, rows, text_lines
+from jobs.dataset.input import input_errors, json_types, places, rows, text_lines
 
 _MOST_KEYS = 10_000
 _DEEPEST = 200

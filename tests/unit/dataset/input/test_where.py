@@ -1,7 +1,7 @@
 import pyarrow as pa
 import pytest
 
-from jobs.dataset import input_errors, source
+from jobs.dataset.input import input_errors, source
 from tests.unit.dataset.reading import read
 
 TABLE = pa.table(

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from jobs.dataset import formats, shards, writing
+from jobs.dataset.output import formats, shards, writing
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
 

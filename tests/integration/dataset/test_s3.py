@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from jobs import embedded, ids
-from jobs.dataset import input_errors, source
+from jobs.dataset.input import input_errors, source
 
 Put = Callable[[str, bytes], None]
 

@@ -7,7 +7,8 @@ from typing import Any
 import orjson
 import pyarrow.parquet as pq
 
-from jobs.dataset import apart, rows
+from jobs.dataset.input import rows
+from jobs.dataset.output import apart
 
 
 def fault(row: int) -> apart.Fault:

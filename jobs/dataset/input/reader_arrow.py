@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import ipc, parquet
 
-from jobs.dataset import input_errors, places, rows, text_lines
+from jobs.dataset.input import input_errors, places, rows, text_lines
 
 _BUFFER_BYTES = 1 << 20
 _VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}

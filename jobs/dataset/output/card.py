@@ -12,7 +12,7 @@ import orjson
 import yaml
 
 from jobs import masking
-from jobs.dataset import markdown, shards, shown
+from jobs.dataset.output import markdown, shards, shown
 
 _SIZES = (
     (1_000, "n<1K"),

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from jobs.dataset import chat, formats, json_rows, writing
+from jobs.dataset.output import chat, formats, json_rows, writing
 
 DAY = datetime.date(2026, 11, 30)
 MOMENT = datetime.datetime(2026, 11, 30, 12, 0, 1, 500, tzinfo=datetime.UTC)

@@ -6,7 +6,7 @@ from typing import Any
 from pyarrow import fs
 
 from jobs import settings
-from jobs.dataset import input_errors
+from jobs.dataset.input import input_errors
 
 
 def opened(place: str) -> tuple[Any, str, str]:

@@ -1,0 +1,1 @@
+"""Rows in: files, buckets and tables, streamed, each row with its number."""
