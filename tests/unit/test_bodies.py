@@ -397,7 +397,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("endpoint", bodies.BODIES)
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_a_body_holds_it_is_read_or_refused_by_name(endpoint: str, data: st.DataObject) -> None:
     names = st.sampled_from([*bodies.BODIES[endpoint].model_fields, "foo"])

@@ -17,7 +17,7 @@ from worker.engine.step import Step
 
 @pytest.mark.parametrize("name", NAMES)
 @given(exactness.requests(most=14), st.sampled_from((0, 100)))
-@settings(max_examples=4)
+@settings(max_examples=2)
 def test_cascade_changes_no_output(
     open_subject: exactness.Open, name: str, requests: list[Request], worth: int
 ) -> None:

@@ -96,7 +96,9 @@ def test_only_what_torchs_product_takes_is_tiled(layer: IntLinear, taken: bool) 
     assert packed.count_plain_integers(torch.nn.Sequential(faster)) == (not taken)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", *(pytest.param(n, marks=pytest.mark.long) for n in ("llama", "qwen2"))]
+)
 def test_a_model_in_bfloat16_has_all_its_integers_tiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
     monkeypatch.setitem(architectures.CONFIGS, name, architectures.CONFIGS[name] | sizes)

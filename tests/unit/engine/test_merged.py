@@ -53,7 +53,14 @@ def errors(own: Any, prompts: list[list[int]]) -> Iterator[tuple[float, float]]:
 
 
 @HALVES
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "gemma", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3",
+        "qwen3_moe",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("llama", "qwen2", "mistral", "gemma")),
+    ],
+)
 def test_logits_are_as_near_to_the_truth_as_by_the_models_own_code(name: str, dtype: torch.dtype) -> None:
     own, ours = zip(*errors(model(name, dtype), PROMPTS), strict=True)
     assert median(own) > 0

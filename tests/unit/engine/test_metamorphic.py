@@ -39,7 +39,7 @@ def sampled(requests: Sequence[Request]) -> list[Request]:
 
 
 @given(some, st.randoms(use_true_random=False))
-@settings(max_examples=4)
+@settings(max_examples=2)
 def test_the_order_of_requests_changes_no_output(
     open_subject: exactness.Open, name: str, requests: list[Request], random: Random
 ) -> None:
@@ -49,7 +49,7 @@ def test_the_order_of_requests_changes_no_output(
 
 
 @given(some)
-@settings(max_examples=4)
+@settings(max_examples=2)
 def test_one_at_a_time_gives_what_64_at_a_time_give(
     open_subject: exactness.Open, name: str, requests: list[Request]
 ) -> None:
@@ -58,7 +58,7 @@ def test_one_at_a_time_gives_what_64_at_a_time_give(
 
 
 @given(some, st.sampled_from((0, 100, 1024)))
-@settings(max_examples=4)
+@settings(max_examples=2)
 def test_sharing_prefixes_changes_no_output(
     open_subject: exactness.Open, name: str, requests: list[Request], worth: int
 ) -> None:
@@ -70,7 +70,7 @@ def test_sharing_prefixes_changes_no_output(
 
 
 @given(some, exactness.schedules)
-@settings(max_examples=4)
+@settings(max_examples=2)
 def test_draws_depend_on_the_seed_alone(
     open_subject: exactness.Open, name: str, requests: list[Request], schedule: Schedule
 ) -> None:

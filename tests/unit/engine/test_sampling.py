@@ -117,7 +117,7 @@ def drawn_by(logits: list[float], rows: list[Sampling], positions: list[int]) ->
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("truncation", TRUNCATIONS, ids=str)
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.8])
+@pytest.mark.parametrize("temperature", [0.6, *(pytest.param(t, marks=pytest.mark.long) for t in (1.0, 1.8))])
 def test_draws_have_the_frequencies_of_the_exact_distribution(
     truncation: dict[str, float], temperature: float
 ) -> None:

@@ -77,7 +77,7 @@ worth_a_part = st.sampled_from([0, 12, 1024])
 
 @in_both
 @given(requests_of(), st.integers(1, 9), st.integers(1, 6), worth_a_part, st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_schedule_is_exact_and_computes_each_prefix_once(
     tiny_loaded: loader.Loaded,
     open_engine: Open,
@@ -102,7 +102,7 @@ def test_any_schedule_is_exact_and_computes_each_prefix_once(
 
 @in_both
 @given(requests_of(), st.integers(0, 240), st.integers(1, 9), st.integers(0, 1 << 32), worth_a_part)
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_adding_cancelling_and_little_memory_change_no_output(
     tiny_loaded: loader.Loaded,
     open_engine: Open,
