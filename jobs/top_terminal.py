@@ -77,7 +77,9 @@ class Feed:
 
 def show(feed: Feed, url: str) -> None:
     """Draw until somebody presses q; raise what the feed ran into."""
-    screen = console.Console()
+    # LINES and COLUMNS, where a shell exports them, stay what they were when the terminal gets another size.
+    environment = {name: value for name, value in os.environ.items() if name not in ("LINES", "COLUMNS")}
+    screen = console.Console(_environ=environment)
     view, drawn = top_view.View(), None
     with _keys() as read, _ended_by_signals(), _Drawn(screen) as shown:
         while feed.failed is None:

@@ -67,7 +67,7 @@ def test_a_store_of_ours_is_as_it_should_be_and_nothing_is_left_in_it(s3: Settin
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"s3_secret_access_key": "wrong-one"}, "secret"),
+        ({"s3_secret_access_key": "wrong-one"}, "access key is wrong"),
         ({"store_url": "s3://no-such-bucket"}, "Make the bucket"),
     ],
 )

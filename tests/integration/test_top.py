@@ -186,7 +186,7 @@ def test_a_signal_leaves_a_terminal_that_can_be_used(
 
 
 def test_another_size_is_drawn_at_once(top: Callable[..., Terminal]) -> None:
-    terminal = top(lines=12)
+    terminal = top(lines=12, LINES="24", COLUMNS="80")  # as some shells export them
     terminal.shows("batch_00002")
     terminal.size(40)
     terminal.shows("batch_00020")

@@ -173,8 +173,8 @@ def test_a_wrong_model_is_named_and_does_not_spoil_the_directory(
 ) -> None:
     wrong = generate(rows, tmp_path / "out", "--submit", url, "--model", "other")
     assert wrong.exit_code == 1
-    assert 'Model "other" is not served here. Served: echo.' in str(wrong.exception)
-    right = generate(rows, tmp_path / "out", "--submit", url, "--overwrite")
+    assert "serves echo, not 'other'" in str(wrong.exception)
+    right = generate(rows, tmp_path / "out", "--submit", url)
     assert right.exit_code == 0, right.exception
     assert table(tmp_path / "out").num_rows == ROWS
 
