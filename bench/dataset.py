@@ -23,6 +23,7 @@ from typing import Any
 import click
 
 from bench import children, workloads
+from jobs.dataset import making
 from worker.engine import smollm2
 
 _SCRIPT = Path(__file__).parent / "peers" / "vllm_script.py"
@@ -175,7 +176,8 @@ def _in_turns(
     for turn in range(repeats + 1):
         for name, command in commands.items():
             out = directory / name
-            shutil.rmtree(out, ignore_errors=True)
+            for left in (out, making.working_directory(out)):  # else the second run would have nothing to do
+                shutil.rmtree(left, ignore_errors=True)
             took, _ = _timed(
                 [part.format(out=out) if part == "{out}" else part for part in command],
                 directory / "log",
