@@ -23,7 +23,7 @@ class NotFinished(errors.LonghaulError):
 
 
 class NoFile(errors.InvalidRequest):
-    """{path} is no file that can be written: without -o lines go to standard output."""
+    """{path} is no file, and would be replaced by one. Name a file, or one that is not there yet."""
 
 
 def targets(job_id: str, place: str | None, only_errors: bool) -> Targets:
@@ -34,8 +34,7 @@ def targets(job_id: str, place: str | None, only_errors: bool) -> Targets:
     path = Path(place)
     if place.endswith(os.sep) or path.is_dir():
         return {kind: path / f"{job_id}_{kind}.jsonl" for kind in kinds}
-    if path.exists() and not path.is_file():  # it would be replaced: root can do that to /dev/null
-        raise NoFile(path=path)
+    _refuse_no_file(path)
     return {kinds[0]: path}
 
 
@@ -116,6 +115,9 @@ def whole(path: Path | None) -> Iterator[IO[bytes]]:
             yield sys.stdout.buffer
             sys.stdout.buffer.flush()
         return
+    # A link stays one, and what it leads to is written, as any other program would.
+    path = Path(os.path.realpath(path))
+    _refuse_no_file(path)
     partial = path.with_name(path.name + ".part")
     with _named(path):
         with partial.open("wb") as stream, contextlib.ExitStack() as unless_whole:
@@ -123,6 +125,11 @@ def whole(path: Path | None) -> Iterator[IO[bytes]]:
             yield stream
             unless_whole.pop_all()
         partial.replace(path)
+
+
+def _refuse_no_file(path: Path) -> None:
+    if path.exists() and not path.is_file():  # it would be replaced: root can do that to /dev/null
+        raise NoFile(path=path)
 
 
 @contextlib.contextmanager
