@@ -23,7 +23,7 @@ class NotFinished(errors.LonghaulError):
 
 
 class NoFile(errors.InvalidRequest):
-    """{path} is no file, and would be replaced by one. Name a file, or one that is not there yet."""
+    """{path} is no file that can be written: without -o lines go to standard output."""
 
 
 def targets(job_id: str, place: str | None, only_errors: bool) -> Targets:
@@ -34,7 +34,8 @@ def targets(job_id: str, place: str | None, only_errors: bool) -> Targets:
     path = Path(place)
     if place.endswith(os.sep) or path.is_dir():
         return {kind: path / f"{job_id}_{kind}.jsonl" for kind in kinds}
-    _refuse_no_file(path)
+    if _is_special(path):
+        raise NoFile(path=path)
     return {kinds[0]: path}
 
 
@@ -117,7 +118,8 @@ def whole(path: Path | None) -> Iterator[IO[bytes]]:
         return
     # A link stays one, and what it leads to is written, as any other program would.
     path = Path(os.path.realpath(path))
-    _refuse_no_file(path)
+    if _is_special(path):
+        raise errors.InvalidRequest(f"{path} is no file, and would be replaced by one. Name another.")
     partial = path.with_name(path.name + ".part")
     with _named(path):
         with partial.open("wb") as stream, contextlib.ExitStack() as unless_whole:
@@ -127,9 +129,9 @@ def whole(path: Path | None) -> Iterator[IO[bytes]]:
         partial.replace(path)
 
 
-def _refuse_no_file(path: Path) -> None:
-    if path.exists() and not path.is_file():  # it would be replaced: root can do that to /dev/null
-        raise NoFile(path=path)
+def _is_special(path: Path) -> bool:
+    # It would be replaced: root can do that to /dev/null.
+    return path.exists() and not path.is_file()
 
 
 @contextlib.contextmanager

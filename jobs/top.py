@@ -46,12 +46,12 @@ def top(session: commands.Session, interval: float, once: bool) -> None:
         if session.as_json:
             click.echo(orjson.dumps(snapshot.json()))
         else:
-            _print(snapshot, session.url)
+            _print(snapshot, session.shown_url)
         return
     from jobs import top_terminal  # termios is not everywhere
 
     with session.connect(0.0, read_seconds=_READ_SECONDS, on_retry=lambda reason: None) as api:
-        top_terminal.show(top_terminal.Feed(top_data.Reader(api), interval), session.url)
+        top_terminal.show(top_terminal.Feed(top_data.Reader(api), interval), session.shown_url)
 
 
 def _on_terminal() -> bool:

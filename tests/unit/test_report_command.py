@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jobs import cli, client, commands, download
+from jobs import errors as problems
 from jobs.report import charts, sources
 from tests.unit.report import lines
 from tests.unit.test_client import batch
@@ -291,7 +292,7 @@ def test_a_run_that_is_not_there_or_not_finished_is_told() -> None:
 
 def test_what_is_no_file_is_not_replaced_by_one(here: Path) -> None:
     os.mkfifo("pipe")
-    with pytest.raises(download.NoFile), download.whole(Path("pipe")):
+    with pytest.raises(problems.InvalidRequest), download.whole(Path("pipe")):
         pass
     assert Path("pipe").is_fifo()
     Path("link").symlink_to("page.html")
