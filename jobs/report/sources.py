@@ -1,6 +1,7 @@
 """Where a report's numbers come from: a job of a server, or what a finished `longhaul run` left."""
 
 import contextlib
+import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -79,7 +80,8 @@ def of_run(output: Path) -> Subject:
         if path.exists():
             with readable(path), path.open("rb") as stream:
                 take(stream)
-    return Subject(output.name, "completed", {}, summary, gathered.build(), total, completed, failed)
+    name = os.fsencode(output.name).decode(errors="replace")  # bytes that are no UTF-8 name a file, too
+    return Subject(name, "completed", {}, summary, gathered.build(), total, completed, failed)
 
 
 def beside(output: Path, kind: str) -> Path:

@@ -182,6 +182,10 @@ def test_secrets_of_libraries_are_masked() -> None:
     assert "very-secret-word" not in orjson.dumps(look.ok("n", "a very-secret-word").json()).decode()
 
 
+def test_bytes_that_are_no_text_are_shown_all_the_same() -> None:
+    assert orjson.dumps(look.ok("place", "a\udcff").json()).count(b"a?") == 1
+
+
 GOOD = {
     "redis_version": "7.4.1",
     "role": "master",

@@ -329,6 +329,15 @@ def test_a_name_of_nothing_is_no_run(name: str) -> None:
     assert "Give the id of a job" in report(name).stderr
 
 
+def test_a_file_whose_name_is_no_text_has_a_report() -> None:
+    left_by_run([lines.metrics()])
+    for kind in ("metrics.jsonl", "summary.json"):
+        Path(f"out.{kind}").rename(f"a\udcff.{kind}")
+    assert (
+        orjson.loads(report("a\udcff.jsonl", "--json").stdout)["name"] == "a\N{REPLACEMENT CHARACTER}.jsonl"
+    )
+
+
 def test_clocks_that_differ_make_no_negative_latencies() -> None:
     left_by_run([lines.metrics(e2e_seconds=-5.0, ttft_seconds=-3.0)])
     found = orjson.loads(report("out.jsonl", "--json").stdout)
