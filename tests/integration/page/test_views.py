@@ -17,7 +17,7 @@ MANY = 10_000
 
 
 def test_what_a_job_says_is_shown_as_text(api: Api, visit: Open) -> None:
-    job = api.create("a", "b", metadata={"name": HOSTILE, HOSTILE[:60]: HOSTILE})
+    job = api.create("a", "b", metadata={"name": HOSTILE + "W" * 400, HOSTILE[:60]: HOSTILE + "W" * 400})
     hand = Hand(api.context, job, 2)
     hand.begin()
     hand.part((0, HOSTILE, False), (1, HOSTILE, True))
@@ -26,6 +26,7 @@ def test_what_a_job_says_is_shown_as_text(api: Api, visit: Open) -> None:
     page.goto(f"{api.url}/#/job/{job}")
     expect(page.get_by_role("region", name="Requests that failed")).to_contain_text(HOSTILE)
     expect(page.locator(".details")).to_contain_text(HOSTILE)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.goto(f"{api.url}/#/job/{'%3Cimg src=x onerror=window.hacked=1%3E'}")
     expect(page.get_by_role("heading", name="Not found")).to_be_visible()
     assert page.evaluate("window.hacked") is None
