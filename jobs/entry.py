@@ -1,5 +1,6 @@
 """Where the `longhaul` command begins: Ctrl-C is quiet even while the rest is imported."""
 
+import io
 import sys
 from typing import TextIO
 
@@ -18,5 +19,5 @@ def main() -> None:
 
 def bear_any_text(stream: TextIO | None) -> None:
     """Have a stream show a question mark for what its encoding lacks, where it would raise."""
-    if hasattr(stream, "reconfigure"):
+    if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
