@@ -23,6 +23,8 @@ MOST_LISTENERS = 256
 MOST_OF_TENANT = 32
 _KEPT = 4096
 """Events that are kept for those who come back."""
+_KEPT_BYTES = 8 << 20
+"""All of them together: a batch that failed tells up to 1,000 errors of its input each time."""
 _PACE_SECONDS = 1.0
 _MOST_PACE_SECONDS = 4.0
 _SHARE = 0.1
@@ -51,7 +53,8 @@ class Changes:
 
     def __init__(self, context: Context) -> None:
         self.epoch = ids.ulid()
-        self.news: deque[News] = deque(maxlen=_KEPT)
+        self.news: deque[News] = deque()
+        self._bytes = 0
         self.last = 0
         self.reachable = True
         self._look = Look(context)
@@ -95,6 +98,15 @@ class Changes:
         behind = (one for one in self.news if one.number > number)
         return [one for one in behind if one.tenant in (None, tenant)]
 
+    def keep(self, news: News) -> None:
+        """Keep an event for those who come back, and let the oldest go."""
+        if len(self.news) == _KEPT:
+            self._bytes -= len(self.news.popleft().data)
+        self.news.append(news)
+        self._bytes += len(news.data)
+        while self._bytes > _KEPT_BYTES and len(self.news) > 1:
+            self._bytes -= len(self.news.popleft().data)
+
     def stop(self) -> None:
         """Stop looking."""
         if self._task is not None:
@@ -110,7 +122,7 @@ class Changes:
                 found.insert(0, (None, "status", {"reachable": reachable}))
             for tenant, name, data in found:
                 self.last += 1
-                self.news.append(News(self.last, tenant, name, orjson.dumps(data)))
+                self.keep(News(self.last, tenant, name, orjson.dumps(data)))
             if found:
                 # Whoever waits has this event; the next news set a new one.
                 self._fresh.set()

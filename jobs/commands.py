@@ -8,7 +8,7 @@ from typing import Any
 import click
 import orjson
 
-from jobs import client, completion, creation, download, progress, schema, standstill, submission
+from jobs import client, completion, creation, download, masking, progress, schema, standstill, submission
 
 _WATCH_PATIENCE_SECONDS = 60.0
 
@@ -21,6 +21,8 @@ class Session:
 
     def __init__(self, url: str, api_key: str | None, as_json: bool) -> None:
         self.url, self.api_key, self.as_json = url, api_key, as_json
+        masking.learn([api_key], [url])
+        self.shown_url = masking.without_password(url)
         self._told: set[str] = set()
 
     def connect(self, patience_seconds: float = 5.0, **options: Any) -> client.Client:
@@ -33,7 +35,7 @@ class Session:
 
     def _tell_retry(self, reason: str) -> None:
         if reason not in self._told:
-            click.echo(f"longhaul: {self.url}: {reason}; trying again", err=True)
+            click.echo(f"longhaul: {self.shown_url}: {reason}; trying again", err=True)
         self._told.add(reason)
 
 

@@ -18,6 +18,7 @@ from jobs import (
     doctor_settings,
     doctor_store,
     errors,
+    masking,
 )
 from jobs.doctor_findings import Area, Finding, Look
 from jobs.model_settings import ModelSettings
@@ -128,18 +129,23 @@ def _environment(directory: Path | None) -> Iterator[Path | None]:
         return
     if not path.is_file():
         raise errors.SettingsError(f"There is no {path}: no 'longhaul up' runs there.")
-    words = shlex.split(path.read_text())
     before = dict(os.environ)
-    os.environ.update(dict(_pair(word) for word in words))
+    os.environ.update(_variables(path))
+    masking.learn_environment()
     try:
         yield path
     finally:
         _restore(before)
 
 
-def _pair(word: str) -> tuple[str, str]:
-    name, _, value = word.partition("=")
-    return name, value
+def _variables(path: Path) -> dict[str, str]:
+    try:
+        pairs = [word.partition("=") for word in shlex.split(path.read_text())]
+    except ValueError:  # quotes that do not end, bytes that are no text
+        pairs = [("", "", "")]
+    if not all(name.isidentifier() and equals for name, equals, _ in pairs):
+        raise errors.SettingsError(f"{path} is not what 'longhaul up' writes: start it again.")
+    return {name: value for name, _, value in pairs}
 
 
 def _restore(before: Mapping[str, str]) -> None:

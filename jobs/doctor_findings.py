@@ -24,7 +24,12 @@ class Finding:
 
     def json(self) -> dict[str, str]:
         """Return it as JSON values, secrets masked."""
-        return {name: masking.masked(str(value)) for name, value in asdict(self).items()}
+        return {name: _shown(str(value)) for name, value in asdict(self).items()}
+
+
+def _shown(text: str) -> str:
+    # A variable or a path may hold bytes that are no UTF-8.
+    return masking.masked(text).encode(errors="replace").decode()
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def targets(job_id: str, place: str | None, only_errors: bool) -> Targets:
     path = Path(place)
     if place.endswith(os.sep) or path.is_dir():
         return {kind: path / f"{job_id}_{kind}.jsonl" for kind in kinds}
-    if path.exists() and not path.is_file():  # it would be replaced: root can do that to /dev/null
+    if _is_special(path):
         raise NoFile(path=path)
     return {kinds[0]: path}
 
@@ -116,6 +116,10 @@ def whole(path: Path | None) -> Iterator[IO[bytes]]:
             yield sys.stdout.buffer
             sys.stdout.buffer.flush()
         return
+    # A link stays one, and what it leads to is written, as any other program would.
+    path = Path(os.path.realpath(path))
+    if _is_special(path):
+        raise errors.InvalidRequest(f"{path} is no file, and would be replaced by one. Name another.")
     partial = path.with_name(path.name + ".part")
     with _named(path):
         with partial.open("wb") as stream, contextlib.ExitStack() as unless_whole:
@@ -123,6 +127,11 @@ def whole(path: Path | None) -> Iterator[IO[bytes]]:
             yield stream
             unless_whole.pop_all()
         partial.replace(path)
+
+
+def _is_special(path: Path) -> bool:
+    # It would be replaced: root can do that to /dev/null.
+    return path.exists() and not path.is_file()
 
 
 @contextlib.contextmanager

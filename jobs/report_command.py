@@ -34,13 +34,16 @@ def report(session: commands.Session, subject: str, output: str | None, picture:
     longhaul report out.jsonl --png report.png
     longhaul report out.jsonl --json | jq .latencies.ttft_seconds.percentiles
     """
+    _refuse_no_files(output, picture)
     found = _subject(session, subject)
     _refuse_own_files(found, subject, output, picture)
     if output is None and picture is None and not session.as_json:
         output = f"{Path(found.name).stem}.report.html"
-    drawn = charts.charts(found)
+    with sources.readable(f"the summary of {found.name}"):  # an older one may lack what is shown
+        drawn = charts.charts(found)
+        shown = page.page(found, drawn).encode() if output else b""
     if output:
-        _write(Path(output), page.page(found, drawn).encode())
+        _write(Path(output), shown)
     written = [output] if output else []
     written += _pictures(picture, drawn) if picture else []
     if session.as_json:
@@ -55,6 +58,13 @@ def _subject(session: commands.Session, name: str) -> sources.Subject:
         return sources.of_run(Path(name))
     with session.connect() as api:
         return sources.of_job(api, api.batch(name))
+
+
+def _refuse_no_files(output: str | None, picture: str | None) -> None:
+    if {output, picture} & {"", "-"}:
+        raise click.UsageError("-o and --png name files: a report does not go to standard output.")
+    if output is not None and output == picture:
+        raise click.UsageError(f"{output} cannot be both the page and the picture. Name another file.")
 
 
 def _refuse_own_files(found: sources.Subject, name: str, *written: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import TextIO
 
 import click
 import orjson
@@ -46,20 +47,24 @@ def top(session: commands.Session, interval: float, once: bool) -> None:
         if session.as_json:
             click.echo(orjson.dumps(snapshot.json()))
         else:
-            _print(snapshot, session.url)
+            _print(snapshot, session.shown_url)
         return
     from jobs import top_terminal  # termios is not everywhere
 
     with session.connect(0.0, read_seconds=_READ_SECONDS, on_retry=lambda reason: None) as api:
-        top_terminal.show(top_terminal.Feed(top_data.Reader(api), interval), session.url)
+        top_terminal.show(top_terminal.Feed(top_data.Reader(api), interval), session.shown_url)
 
 
 def _on_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return _is_terminal(sys.stdin) and _is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()  # None: whoever began this process had closed it
 
 
 def _print(snapshot: top_data.Snapshot, url: str) -> None:
-    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_ELSEWHERE
+    wide = None if _is_terminal(sys.stdout) or "COLUMNS" in os.environ else _WIDTH_ELSEWHERE
     printed = console.Console(width=wide)
     width = printed.width
     parts = (

@@ -49,6 +49,8 @@ export class Job {
   }
 
   async load(signal) {
+    // A path of dots would lead elsewhere.
+    if (/^\.*$/.test(this.id)) throw new ApiError(404, `No such job: ${this.id}`);
     this.path = `batches/${encodeURIComponent(this.id)}`;
     const batch = await call(this.path, { signal });
     // The heading stays where it is: it has the focus.

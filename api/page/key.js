@@ -1,7 +1,7 @@
 // Asks for the API key. It is kept until the tab is closed.
 
 import { key } from "./api.js";
-import { h } from "./dom.js";
+import { h, setText } from "./dom.js";
 
 export class AskKey {
   title = "API key";
@@ -9,13 +9,21 @@ export class AskKey {
   constructor(main, message, opened) {
     const input = h("input", { id: "key", type: "password", autocomplete: "off", spellcheck: "false", required: true,
       "aria-describedby": "key-help" });
+    const told = h("p", { class: key.get() ? "bad" : "", role: "alert" }, message);
     const form = h("form", { class: "card key", onsubmit: (event) => {
       event.preventDefault();
-      key.set(input.value.trim());
+      const given = input.value.trim();
+      // No header could carry it: the browser would not even ask.
+      if (!/^[\x21-\x7e]+$/.test(given)) {
+        setText(told, "This key has characters that no key has. Was it copied whole?");
+        told.className = "bad";
+        return;
+      }
+      key.set(given);
       opened();
     } },
     h("h1", { tabindex: "-1" }, "API key"),
-    h("p", { class: key.get() ? "bad" : "" }, message),
+    told,
     h("label", { for: "key" }, "Key"), input,
     h("p", { class: "muted", id: "key-help" }, "An administrator makes one: ", h("code", {}, "longhaul keys create TENANT"),
       ". This tab keeps it until it is closed."),

@@ -22,9 +22,18 @@ function route() {
   const [path, query] = location.hash.slice(1).split("?");
   const [, page, id] = (path || "/").split("/");
   const parameters = new URLSearchParams(query ?? "");
-  if (page === "job" && id) return ["jobs", () => new Job(main, decodeURIComponent(id))];
+  if (page === "job" && id) return ["jobs", () => new Job(main, decoded(id))];
   if (page === "queue") return ["queue", () => new Queue(main)];
   return ["jobs", () => new Jobs(main, parameters)];
+}
+
+// Whoever types an address may leave a percent sign alone.
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 function open(first = false) {
@@ -98,7 +107,7 @@ function state(name, error) {
   live.className = `live ${name}`;
   setText(live, { live: "Live", away: "Reconnecting…", refused: "" }[name]);
   if (name === "live" && awayReason) load();
-  if (name === "away") setAway(error.status === 503 ? error.message : "The API does not answer.");
+  if (name === "away") setAway(error.status ? error.message : "The API does not answer.");
   if (name === "refused") askKey(error.message);
 }
 

@@ -120,7 +120,7 @@ class Gatherer:
         self._prompt += prompt
         for name, values in self._values.items():
             if metrics[name] is not None:
-                values.append(metrics[name])
+                values.append(max(0.0, metrics[name]))  # clocks of two machines differ
         started, finished = metrics["started_at"], metrics["finished_at"]
         first = finished if metrics["ttft_seconds"] is None else started + metrics["ttft_seconds"]
         span = (started, min(max(started, first), finished), finished, prompt - cached, made)

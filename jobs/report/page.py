@@ -14,6 +14,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 def page(subject: Subject, drawn: list[charts.Chart]) -> str:
     """Return the report of a job."""
     css = (resources.files("jobs.report") / "report.css").read_text()
+    head = _head(subject)
     sections = [
         _section(name, list(group)) for name, group in itertools.groupby(drawn, lambda one: one.section)
     ]
@@ -30,7 +31,7 @@ def page(subject: Subject, drawn: list[charts.Chart]) -> str:
 </head>
 <body>
 <main>
-{_head(subject)}
+{head}
 {"".join(sections) or "<p>No request of it ran, so there is nothing to draw.</p>"}
 </main>
 </body>

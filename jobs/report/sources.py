@@ -1,6 +1,7 @@
 """Where a report's numbers come from: a job of a server, or what a finished `longhaul run` left."""
 
 import contextlib
+import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ def of_job(api: client.Client, batch: client.Batch) -> Subject:
     if not batch.ended:
         raise download.NotFinished(job=batch.id, status=batch.status, done=batch.done, total=counts.total)
     summary: dict[str, Any] = {}
-    with _readable(f"what {api.url} answers for {batch.id}"):
+    with readable(f"what {api.url} answers for {batch.id}"):
         if batch.status != "failed":  # else it never ran: only the errors of its input are known
             summary = _summary(b"".join(_file(api, batch.id, "summary")), batch.id)
             gathered.metrics(_lines(_file(api, batch.id, "metrics")))
@@ -65,18 +66,22 @@ def of_job(api: client.Client, batch: client.Batch) -> Subject:
 
 def of_run(output: Path) -> Subject:
     """Read what a finished `longhaul run` into `output` left beside it; raises NoRun, Unreadable."""
+    if not output.name:
+        raise NoRun(path=output)
     place, gathered = beside(output, "summary"), Gatherer()
     if not place.exists():
         raise NoRun(path=place)
-    with _readable(place):
+    with readable(place):
         summary = _summary(place.read_bytes(), output.name)
-        for kind, take in (("metrics", gathered.metrics), ("errors", gathered.errors)):
-            if beside(output, kind).exists():
-                with beside(output, kind).open("rb") as stream:
-                    take(stream)
         counts = summary["counts"]
         total, completed, failed = counts["total"], counts["completed"], counts["failed"]
-    return Subject(output.name, "completed", {}, summary, gathered.build(), total, completed, failed)
+    for kind, take in (("metrics", gathered.metrics), ("errors", gathered.errors)):
+        path = beside(output, kind)
+        if path.exists():
+            with readable(path), path.open("rb") as stream:
+                take(stream)
+    name = os.fsencode(output.name).decode(errors="replace")  # bytes that are no UTF-8 name a file, too
+    return Subject(name, "completed", {}, summary, gathered.build(), total, completed, failed)
 
 
 def beside(output: Path, kind: str) -> Path:
@@ -109,7 +114,8 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def _readable(path: object) -> Iterator[None]:
+def readable(path: object) -> Iterator[None]:
+    """Say which file it is when what is in it cannot be understood; raises Unreadable."""
     try:
         yield
     except orjson.JSONDecodeError as error:

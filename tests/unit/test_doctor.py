@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from jobs import (
     cli,
     client,
+    commands,
     doctor_findings,
     doctor_redis,
     doctor_server,
@@ -110,6 +111,22 @@ def test_a_running_stack_lends_its_settings_for_as_long_as_that_takes(laptop: Pa
     assert "no 'longhaul up' runs there" in doctor("--dir", "elsewhere").output
 
 
+@pytest.mark.parametrize("text", ["LONGHAUL_MODEL='a", "export LONGHAUL_MODEL=a", "=5", "\udcff"])
+def test_settings_of_a_stack_that_are_broken_are_told(laptop: Path, text: str) -> None:
+    (laptop / "environment").write_bytes(text.encode(errors="surrogateescape"))
+    result = doctor("--json", "--dir", str(laptop))
+    assert "is not what 'longhaul up' writes" in result.stderr
+
+
+def test_passwords_of_the_servers_url_are_masked(laptop: Path, free_port: int) -> None:
+    url = f"http://me:open-sesame@127.0.0.1:{free_port}"
+    said = doctor("--json", "--url", url).output
+    said += CliRunner().invoke(cli.main, ["doctor", "--url", url.replace("http:", "ftp:")]).output
+    assert f"127.0.0.1:{free_port}" in said
+    assert "open-sesame" not in said
+    assert "open-sesame" not in commands.Session(url, None, False).shown_url
+
+
 def test_a_server_that_was_named_and_is_not_there_is_wrong(laptop: Path, free_port: int) -> None:
     result = doctor("--json", "--url", f"http://127.0.0.1:{free_port}")
     assert findings(result)["server", "reachable"]["state"] == "wrong"
@@ -163,6 +180,10 @@ def test_a_check_that_fails_is_told_after_what_it_found(error: Exception, state:
 def test_secrets_of_libraries_are_masked() -> None:
     masking.learn(["very-secret-word"])
     assert "very-secret-word" not in orjson.dumps(look.ok("n", "a very-secret-word").json()).decode()
+
+
+def test_bytes_that_are_no_text_are_shown_all_the_same() -> None:
+    assert orjson.dumps(look.ok("place", "a\udcff").json()).count(b"a?") == 1
 
 
 GOOD = {

@@ -1,5 +1,6 @@
 """`longhaul report`: of a server's job and of what `longhaul run` left, as a page, pictures and JSON."""
 
+import os
 import re
 import sys
 import time
@@ -13,7 +14,8 @@ import orjson
 import pytest
 from click.testing import CliRunner, Result
 
-from jobs import cli, client, commands
+from jobs import cli, client, commands, download
+from jobs import errors as problems
 from jobs.report import charts, sources
 from tests.unit.report import lines
 from tests.unit.test_client import batch
@@ -267,7 +269,7 @@ def test_results_are_not_written_over(option: str, name: str) -> None:
     ("name", "content", "reason"),
     [
         ("out.metrics.jsonl", b'{"custom_id": "a"}\n', "KeyError"),
-        ("out.metrics.jsonl", b"no json\n", "out.summary.json"),
+        ("out.metrics.jsonl", b"no json\n", "out.metrics.jsonl"),
         ("out.errors.jsonl", b"[]\n", "TypeError"),
         ("out.summary.json", b"{}", "KeyError"),
         ("out.summary.json", b"[1]", "TypeError"),
@@ -286,6 +288,60 @@ def test_a_run_that_is_not_there_or_not_finished_is_told() -> None:
     result = report("out.jsonl")
     assert result.exit_code == 1
     assert "out.summary.json is not there" in result.stderr
+
+
+def test_what_is_no_file_is_not_replaced_by_one(here: Path) -> None:
+    os.mkfifo("pipe")
+    with pytest.raises(problems.InvalidRequest), download.whole(Path("pipe")):
+        pass
+    assert Path("pipe").is_fifo()
+    Path("link").symlink_to("page.html")
+    with download.whole(Path("link")) as stream:
+        stream.write(b"page")
+    assert Path("link").is_symlink()
+    assert Path("page.html").read_bytes() == b"page"
+
+
+@pytest.mark.parametrize("more", [("-o", "-"), ("-o", ""), ("--png", "-"), ("-o", "a", "--png", "a")])
+def test_a_report_goes_to_files_each_of_its_own(here: Path, more: tuple[str, ...]) -> None:
+    left_by_run([lines.metrics()])
+    assert report("out.jsonl", *more).exit_code == 2
+    assert {path.name for path in here.iterdir()} == {"out.metrics.jsonl", "out.summary.json"}
+
+
+@pytest.mark.parametrize("kind", ["metrics", "errors"])
+def test_the_file_that_is_cut_is_the_one_that_is_named(kind: str) -> None:
+    left_by_run([lines.metrics()], [lines.refused("b")])
+    Path(f"out.{kind}.jsonl").write_bytes(b'{"custom_id": "a", "resp')
+    assert f"out.{kind}.jsonl is not what Longhaul wrote" in report("out.jsonl").stderr
+
+
+@pytest.mark.parametrize("summary", [{"tokens_per_second": "x"}, {"tokens": None}, {"workers": None}])
+def test_a_summary_without_what_is_shown_is_told(summary: dict[str, Any]) -> None:
+    left_by_run([lines.metrics()], **summary)
+    result = report("out.jsonl", "-o", "page.html")
+    assert result.exit_code == 1
+    assert "the summary of out.jsonl is not what Longhaul wrote" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["", ".", "/"])
+def test_a_name_of_nothing_is_no_run(name: str) -> None:
+    assert "Give the id of a job" in report(name).stderr
+
+
+def test_a_file_whose_name_is_no_text_has_a_report() -> None:
+    left_by_run([lines.metrics()])
+    for kind in ("metrics.jsonl", "summary.json"):
+        Path(f"out.{kind}").rename(f"a\udcff.{kind}")
+    assert (
+        orjson.loads(report("a\udcff.jsonl", "--json").stdout)["name"] == "a\N{REPLACEMENT CHARACTER}.jsonl"
+    )
+
+
+def test_clocks_that_differ_make_no_negative_latencies() -> None:
+    left_by_run([lines.metrics(e2e_seconds=-5.0, ttft_seconds=-3.0)])
+    found = orjson.loads(report("out.jsonl", "--json").stdout)
+    assert found["latencies"]["ttft_seconds"]["least"] == 0
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,19 @@ def test_redis_goes_away_and_comes_back_under_the_page(
             again.server.stop()
 
 
+def test_a_key_that_no_header_carries_is_told_at_once(settings: Settings, visit: Open) -> None:
+    (one,) = keyed(settings, "one")
+    with serving.serve(settings) as api:
+        page = visit(api.url)
+        page.get_by_label("Key", exact=True).fill("lh\u2026key")
+        page.get_by_role("button", name="Open").last.click()
+        expect(page.get_by_role("alert")).to_contain_text("no key has")
+        page.get_by_label("Key", exact=True).fill(one["Authorization"].split()[1])
+        page.get_by_role("button", name="Open").last.click()
+        expect(page.get_by_text("No jobs yet")).to_be_visible()
+        assert page.evaluate("localStorage.length + document.cookie.length") == 0
+
+
 def test_an_api_that_restarts_is_noticed_and_found_again(
     settings: Settings, free_port: int, tmp_path: Path, visit: Open
 ) -> None:

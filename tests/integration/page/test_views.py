@@ -17,7 +17,7 @@ MANY = 10_000
 
 
 def test_what_a_job_says_is_shown_as_text(api: Api, visit: Open) -> None:
-    job = api.create("a", "b", metadata={"name": HOSTILE, HOSTILE[:60]: HOSTILE})
+    job = api.create("a", "b", metadata={"name": HOSTILE + "W" * 400, HOSTILE[:60]: HOSTILE + "W" * 400})
     hand = Hand(api.context, job, 2)
     hand.begin()
     hand.part((0, HOSTILE, False), (1, HOSTILE, True))
@@ -26,9 +26,21 @@ def test_what_a_job_says_is_shown_as_text(api: Api, visit: Open) -> None:
     page.goto(f"{api.url}/#/job/{job}")
     expect(page.get_by_role("region", name="Requests that failed")).to_contain_text(HOSTILE)
     expect(page.locator(".details")).to_contain_text(HOSTILE)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.goto(f"{api.url}/#/job/{'%3Cimg src=x onerror=window.hacked=1%3E'}")
     expect(page.get_by_role("heading", name="Not found")).to_be_visible()
     assert page.evaluate("window.hacked") is None
+
+
+def test_an_address_that_is_none_is_not_found_and_what_follows_works(api: Api, visit: Open) -> None:
+    page = visit(f"{api.url}/#/job/%")
+    for name in ("%E0%A4%A", ".", "%2E%2E", "a/b", "%00"):
+        expect(page.get_by_role("heading", name="Not found")).to_be_visible()
+        page.goto(f"{api.url}/#/queue")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Queue and workers")
+        page.goto(f"{api.url}/#/job/{name}")
+    expect(page.get_by_role("heading", name="Not found")).to_be_visible()
+    expect(page.locator("#live")).to_have_text("Live")
 
 
 def test_errors_of_the_input_are_shown_by_line(api: Api, visit: Open) -> None:
