@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, takewhile
 from typing import Any
 
 from worker import token_bytes
@@ -108,7 +108,21 @@ class TokenText:
         if self._decoder is None:
             return self._gained(ids)
         pieces = [self.piece(id) for id in ids]
-        return pieces if continues else self._decoder.without_lead(pieces)
+        if continues or not self._begins_with_text(ids, pieces):
+            return pieces
+        return self._decoder.without_lead(pieces)
+
+    def _begins_with_text(self, ids: list[int], pieces: list[bytes]) -> bool:
+        """Tell whether a text begins with characters: byte tokens that are none of any text lose no space."""
+        decoder = self._decoder
+        if decoder is None or not decoder.byte_fallback:
+            return True
+        run = takewhile(lambda one: decoder.is_byte(self._token(one[0])), zip(ids, pieces, strict=True))
+        try:
+            b"".join(piece for _, piece in run).decode()
+        except UnicodeDecodeError:
+            return False
+        return True
 
     def _characters(self, ids: list[int], pieces: list[bytes]) -> list[str]:
         """Return the characters of a text; a mark stands for bytes that are none."""

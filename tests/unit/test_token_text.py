@@ -32,6 +32,12 @@ def test_any_tokens_measure_as_their_tokenizer_decodes_them(kind: str, data: st.
     assert measured.before(len(measured.text)) == [at for at, piece in enumerate(measured.pieces) if piece]
 
 
+def test_a_space_before_bytes_of_no_text_is_one_of_these() -> None:
+    ids = [32, 128]  # the bytes 0x20 and 0x80
+    assert MEASURES["sentencepiece"].measure(ids).text == "\ufffd\ufffd"
+    assert zoo.KINDS["sentencepiece"]().decode(ids) == "\ufffd\ufffd"
+
+
 @pytest.mark.parametrize("kind", zoo.KINDS)
 @given(st.data())
 def test_the_bytes_of_tokens_join_to_their_text(kind: str, data: st.DataObject) -> None:
