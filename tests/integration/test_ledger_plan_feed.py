@@ -7,7 +7,8 @@ import pytest
 import redis
 
 from jobs import errors, ids
-from jobs.ledger import FeedState, Finished, Ledger, State
+from jobs.ledger import Finished, Ledger, State
+from jobs.ledger_types import FeedState
 from tests.integration import ledger_support as support
 
 MODEL = support.MODEL
