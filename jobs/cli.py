@@ -207,7 +207,7 @@ def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path 
     longhaul up --model a=org/a --model b=org/b --workers 0          # and in another shell:
     set -a; . .longhaul/environment; set +a; longhaul autoscale --max 2
     """
-    from jobs import servers, stack
+    from jobs import ports, stack
 
     if not models and "LONGHAUL_MODELS" not in os.environ:
         raise click.UsageError("Name at least one model: --model NAME=SOURCE (or set LONGHAUL_MODELS).")
@@ -216,7 +216,7 @@ def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path 
         raise click.UsageError("--chat-template goes with --model; in LONGHAUL_MODELS it is a field.")
     if models and "LONGHAUL_MODELS" in os.environ:
         click.echo("longhaul: --model is given, so LONGHAUL_MODELS is not used.", err=True)
-    if port and not servers.is_free(port):
+    if port and not ports.is_free(port):
         raise errors.LonghaulError(f"Port {port} is taken: stop what listens there, or give another --port.")
     served = {name: {"source": source} | own for name, source in map(_model, models)} or None
     configured = settings.Settings.load(**({"models": served} if served else {}))

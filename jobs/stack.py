@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
 
-from jobs import embedded, errors, restarts, servers, stack_lines
+from jobs import embedded, errors, ports, restarts, servers, stack_lines
 from jobs.model_settings import ModelSettings
 from jobs.settings import CLIENT_VARIABLES, PREFIX
 
@@ -138,8 +138,8 @@ class Stack:
 
     def _start_api(self) -> None:
         if not self._api_port:
-            free = servers.is_free(PREFERRED_API_PORT)
-            self._api_port = PREFERRED_API_PORT if free else servers.free_port()
+            free = ports.is_free(PREFERRED_API_PORT)
+            self._api_port = PREFERRED_API_PORT if free else ports.take()
         command = [sys.executable, "-m", "api"]
         self.api = self._spawn("API", [*command, "--port", str(self._api_port)], "api.log")
         self.api.wait_ready(lambda: _answers(f"{self.api_url}/healthz"), 60)

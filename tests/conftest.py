@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from jobs import embedded, servers
+from jobs import embedded, ports
 
 # Before torch is loaded: threads that wait for one another spin, and where others want the cores, too, a test
 # of compiled kernels takes 15 times as long.
@@ -55,7 +55,7 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded.Sea
 @pytest.fixture
 def free_port() -> int:
     """A TCP port that nothing listens on."""
-    return servers.free_port()
+    return ports.take()
 
 
 def pytest_collection_finish() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from jobs import servers
+from jobs import ports
 from jobs.settings import PREFIX, Settings
 from tests.integration.celery_worker import wait_until
 from tests.integration.system.system import environment
@@ -21,7 +21,7 @@ class ApiProcess:
 
     def __init__(self, settings: Settings, log: Path) -> None:
         self._settings, self._log = settings, log
-        self.port = servers.free_port()
+        self.port = ports.take()
         self.start()
 
     @property

@@ -13,7 +13,7 @@ import orjson
 import pytest
 from click.testing import CliRunner, Result
 
-from jobs import cli, ids, servers, stack, store_local
+from jobs import cli, ids, ports, stack, store_local
 from jobs.records import JobRecord
 from worker.engine import tiny
 
@@ -32,7 +32,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     extra = {"LONGHAUL_MAX_RUNNING": "8", "LONGHAUL_FLUSH_SECONDS": "0.2", "LONGHAUL_POLL_SECONDS": "0.2"}
     with stack.Stack(
-        directory / "data", models={"echo": model}, store="local", api_port=servers.free_port(), extra=extra
+        directory / "data", models={"echo": model}, store="local", api_port=ports.take(), extra=extra
     ) as running:
         yield running.api_url
 

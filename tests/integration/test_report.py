@@ -6,7 +6,7 @@ import orjson
 import pytest
 from click.testing import CliRunner, Result
 
-from jobs import cli, servers, stack
+from jobs import cli, ports, stack
 from worker.engine import tiny
 
 pytest.importorskip("matplotlib")
@@ -28,7 +28,7 @@ def test_report_of_a_job_tells_what_its_plan_shared_and_what_failed(
         out.write(line("<b>bad</b>", "x", n=0))
     model = {"source": str(tiny.tiny_model(tmp_path / "model")), "engine": "echo"}
     with stack.Stack(
-        tmp_path / "data", models={"echo": model}, store="local", api_port=servers.free_port()
+        tmp_path / "data", models={"echo": model}, store="local", api_port=ports.take()
     ) as running:
         monkeypatch.setenv("LONGHAUL_API_URL", running.api_url)
         job_id = _run("submit", str(prompts), "--watch").stdout.split()[0]

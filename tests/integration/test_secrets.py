@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from jobs import embedded, servers
+from jobs import embedded, ports
 from tests.integration.celery_worker import celery, wait_until
 
 REDIS_PASSWORD = "hunter2/Redis+Pass"
@@ -126,7 +126,7 @@ def test_programs_that_run_into_faults_show_no_secret(server: embedded.RedisServ
     """Redis hangs, refuses and dies below an API and a worker that log all they can."""
     url = f"redis://:{QUOTED}@127.0.0.1:{server.port}/0"
     made = environment(tmp_path, LONGHAUL_REDIS_URL=url, LONGHAUL_REAP_SECONDS="0.3")
-    port = servers.free_port()
+    port = ports.take()
     log = tmp_path / "log"
     answers: list[str] = []
     with log.open("wb") as out:

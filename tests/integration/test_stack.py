@@ -18,7 +18,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from jobs import cli, servers, stack
+from jobs import cli, ports, servers, stack
 from tests.integration.api.serving import until
 from tests.integration.test_servers import ended
 from worker.engine import smollm2
@@ -71,7 +71,7 @@ def up(directory: Path, models: dict[str, Any]) -> Iterator[subprocess.Popen[str
         "--dir",
         str(directory),
         "--port",
-        str(servers.free_port()),
+        str(ports.take()),
     ]
     environment = os.environ | {"LONGHAUL_MODELS": stack.models_json(models)}
     with subprocess.Popen(
@@ -95,7 +95,7 @@ def wait_started(process: subprocess.Popen[str]) -> str:
 
 
 def test_a_batch_runs_and_its_files_are_there_after_a_restart(tmp_path: Path, models: dict[str, Any]) -> None:
-    with stack.Stack(tmp_path, models=models, api_port=servers.free_port()) as first:
+    with stack.Stack(tmp_path, models=models, api_port=ports.take()) as first:
         batch = run_batch(first.api_url, ["to be or not to be", "that is the question"])
         assert batch["status"] == "completed"
         assert batch["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
@@ -103,14 +103,14 @@ def test_a_batch_runs_and_its_files_are_there_after_a_restart(tmp_path: Path, mo
         with pytest.raises(stack.AlreadyRunning, match=f"pid {os.getpid()}"):
             stack.Stack(tmp_path, models=models).start()
         assert (tmp_path / "environment").exists()
-    with stack.Stack(tmp_path, models=models, workers=0, api_port=servers.free_port()) as second:
+    with stack.Stack(tmp_path, models=models, workers=0, api_port=ports.take()) as second:
         assert content(second.api_url, batch["output_file_id"]) == output
         listed = httpx.get(f"{second.api_url}/v1/batches").json()["data"]
         assert [one["id"] for one in listed] == [batch["id"]]
 
 
 def test_a_key_made_for_it_is_asked_for(tmp_path: Path, models: dict[str, Any]) -> None:
-    with stack.Stack(tmp_path, models=models, workers=0, api_port=servers.free_port()) as running:
+    with stack.Stack(tmp_path, models=models, workers=0, api_port=ports.take()) as running:
         url = f"{running.api_url}/v1/models"
         assert httpx.get(url).status_code == 200
         key = CliRunner().invoke(cli.main, ["keys", "create", "team", "--dir", str(tmp_path)]).stdout.strip()
@@ -119,7 +119,7 @@ def test_a_key_made_for_it_is_asked_for(tmp_path: Path, models: dict[str, Any]) 
 
 
 def test_a_worker_that_dies_is_replaced(tmp_path: Path, models: dict[str, Any]) -> None:
-    with stack.Stack(tmp_path, models=models, store="local", api_port=servers.free_port()) as running:
+    with stack.Stack(tmp_path, models=models, store="local", api_port=ports.take()) as running:
         running.workers[0].kill()
         assert running.poll() == ["worker 1 ended with exit status -9; started another."]
         assert run_batch(running.api_url, ["once more"])["status"] == "completed"
@@ -132,7 +132,7 @@ def test_workers_that_a_request_kills_come_back_until_it_is_given_up(
     poison = {"echo": models["echo"] | {"faults": ["break:poison"]}}
     short = {"LEASE": "1", "HEARTBEAT": "0.3", "REAP": "0.5"}
     extra = {f"LONGHAUL_{name}_SECONDS": value for name, value in short.items()}
-    port = servers.free_port()
+    port = ports.take()
     with stack.Stack(tmp_path, models=poison, store="local", api_port=port, extra=extra) as running:
         said: list[str] = []
         stopping = threading.Event()
@@ -159,7 +159,7 @@ def test_workers_that_a_request_kills_come_back_until_it_is_given_up(
 def test_a_worker_that_cannot_run_ends_the_stack_with_its_own_words(tmp_path: Path) -> None:
     models = {"absent": {"source": str(tmp_path / "nothing-here")}}
     with (
-        stack.Stack(tmp_path / "data", models=models, store="local", api_port=servers.free_port()) as running,
+        stack.Stack(tmp_path / "data", models=models, store="local", api_port=ports.take()) as running,
         pytest.raises(servers.ServerFailed, match=r"(?s)worker 1 ended.*LONGHAUL_MODELS"),
     ):
         running.wait()

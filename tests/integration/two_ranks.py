@@ -5,12 +5,12 @@ import subprocess
 import sys
 import time
 
-from jobs import servers
+from jobs import ports
 
 
 def run(*arguments: str, waits_for: int = 2, seconds: float = 60) -> list[tuple[int, str]]:
     """Run two ranks; return the exit code and output of so many, from rank 0 on, and end the others."""
-    port = str(servers.free_port())
+    port = str(ports.take())
     common = os.environ | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,

@@ -13,7 +13,7 @@ from prometheus_client import Counter
 
 from bench.scale import recorder, recording
 from bench.scale.recording import Event, Place
-from jobs import servers
+from jobs import ports
 from worker.metrics import counters, endpoint
 
 START = 1_700_000_000.0
@@ -172,7 +172,7 @@ def served() -> Iterator[tuple[endpoint.Endpoint, Any]]:
     registry = endpoint.registry()
     family = counters.COUNTERS["tokens_sampled"]
     counter = Counter(family.full_name, family.help, family.labels, registry=registry).labels("m")
-    one = endpoint.Endpoint(registry, "127.0.0.1", servers.free_port())
+    one = endpoint.Endpoint(registry, "127.0.0.1", ports.take())
     yield one, counter
     one.close()
 

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from jobs import cli, servers
+from jobs import cli, ports
 
 NO_TABLE = {
     *("completion", "keys create", "keys revoke", "quantize", "up"),
@@ -85,7 +85,7 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert not servers.is_free(port)
+        assert not ports.is_free(port)
         place = tmp_path / "up"
         done = CliRunner().invoke(
             cli.main, ["up", "--model", "a=b", "--port", str(port), "--dir", str(place)]

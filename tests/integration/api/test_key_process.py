@@ -11,7 +11,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from jobs import cli, keys, servers, store_local
+from jobs import cli, keys, ports, servers, store_local
 from tests.integration.api.serving import until
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +42,7 @@ def start(tmp_path: Path, redis_url: str, objects: store_local.LocalStore) -> It
     with ExitStack() as stack:
 
         def begin(*command: str) -> Running:
-            port = servers.free_port()
+            port = ports.take()
             line = [sys.executable, "-m", *command, "--port", str(port)]
             server = servers.Server("API", line, tmp_path / f"{port}.log", environment=os.environ | own)
             stack.callback(server.stop)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from jobs import client, dataset, keys, servers, stack, store_local
+from jobs import client, dataset, keys, ports, stack, store_local
 from jobs.dataset import calling, command
 from worker.engine import tiny
 
@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def started(directory: Path, model: Path, **extra: str) -> stack.Stack:
     """Return a system in which eight requests take 0.1 s, not yet started."""
     served = {"echo": {"source": str(model), "engine": "echo", "faults": ["slow:0.1"]}}
-    port = servers.free_port()
+    port = ports.take()
     return stack.Stack(directory, models=served, store="local", api_port=port, extra=QUICK | extra)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from jobs import servers
+from jobs import ports
 from jobs.model_settings import ModelSettings
 from jobs.settings import Settings
 from tests.integration.celery_worker import wait_until
@@ -30,7 +30,7 @@ class Ranks:
         self._log = directory / "ranks.log"
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LONGHAUL_")}
         here = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        port = str(servers.free_port())
+        port = str(ports.take())
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(

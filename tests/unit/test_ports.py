@@ -1,0 +1,62 @@
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import ports
+
+_TAKE_ALL = """
+import sys
+from jobs import ports
+ports._RANGE = range(int(sys.argv[1]), int(sys.argv[2]))
+try:
+    while True:
+        print(ports.take(), flush=True)
+except ports.NoFreePort:
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> range:
+    start = ports.take()
+    monkeypatch.setattr(ports, "_RANGE", range(start, start + 20))
+    return range(start, start + 20)
+
+
+def _rest() -> list[int]:
+    found = []
+    with contextlib.suppress(ports.NoFreePort):
+        while True:
+            found.append(ports.take())
+    return found
+
+
+def test_a_port_is_given_once(few: range) -> None:
+    found = _rest()
+    assert len(found) > 5
+    assert len(set(found)) == len(found)
+    assert set(found) < set(few)
+    with pytest.raises(ports.NoFreePort, match=rf"{few.start} to {few.stop - 1} of 127\.0\.0\.1"):
+        ports.take()
+
+
+def test_what_one_process_has_been_given_no_other_is_until_it_ends(few: range) -> None:
+    # The race: both are told that a port is free before either listens.
+    other = subprocess.Popen(
+        [sys.executable, "-c", _TAKE_ALL, str(few.start), str(few.stop)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+        text=True,
+    )
+    assert other.stdout is not None
+    given = {int(line) for line in iter(other.stdout.readline, "\n")}
+    assert len(given) > 5
+    assert few.start not in given
+    assert not given & set(_rest())
+    other.communicate("")
+    assert ports.take() in given
