@@ -109,7 +109,9 @@ def _trace(context: Context, record: JobRecord, began: float) -> None:
             "longhaul.endpoint": record.endpoint,
             "longhaul.priority": record.priority,
         }
-        context.traces.span(record.id, record.traceparent, traces.FIRST, began, time.time(), facts)
+        context.traces.note(
+            traces.Span(record.id, record.traceparent, traces.FIRST, began, time.time(), facts)
+        )
 
 
 def _checked_key(key: str | None) -> str | None:

@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from jobs import errors
@@ -31,22 +32,29 @@ _CLOSE_SECONDS = 2.0
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
+@dataclass(frozen=True)
+class Span:
+    """What took a job's time, from `began` to `ended` (unix seconds); `error` is the kind of one.
+
+    `traceparent` is what the client sent with the job, if it did (W3C Trace Context).
+    """
+
+    job_id: str
+    traceparent: str | None
+    name: str
+    began: float
+    ended: float
+    attributes: Attributes
+    error: str | None = None
+
+
 class Traces(Protocol):
     """Where spans go."""
 
     on: bool
 
-    def span(
-        self,
-        job_id: str,
-        traceparent: str | None,
-        name: str,
-        began: float,
-        ended: float,
-        attributes: Attributes,
-        error: str | None = None,
-    ) -> None:
-        """Note a span of a job; times in unix seconds, `error` the kind of one. Never raises, never waits."""
+    def note(self, span: Span) -> None:
+        """Take a span. Never raises, never waits."""
 
     def close(self) -> None:
         """Send what is noted, within two seconds."""
@@ -57,7 +65,7 @@ class Off:
 
     on = False
 
-    def span(self, *_: object) -> None:
+    def note(self, span: Span) -> None:
         """Do nothing."""
 
     def close(self) -> None:
@@ -99,50 +107,33 @@ class Exported:
         self._provider = provider
         self._tracer = provider.get_tracer("longhaul")
 
-    def span(
-        self,
-        job_id: str,
-        traceparent: str | None,
-        name: str,
-        began: float,
-        ended: float,
-        attributes: Attributes,
-        error: str | None = None,
-    ) -> None:
+    def note(self, span: Span) -> None:
         try:
-            self._note(job_id, traceparent, name, began, ended, attributes, error)
+            self._export(span)
         except Exception as failure:
-            log.warning("span lost", extra={"job": job_id, "span": name, "reason": repr(failure)})
+            facts = {"job": span.job_id, "span": span.name, "reason": repr(failure)}
+            log.warning("span lost", extra=facts)
 
     def close(self) -> None:
         closing = threading.Thread(target=self._provider.shutdown, name="traces-close", daemon=True)
         closing.start()
         closing.join(_CLOSE_SECONDS)
 
-    def _note(
-        self,
-        job_id: str,
-        traceparent: str | None,
-        name: str,
-        began: float,
-        ended: float,
-        attributes: Attributes,
-        error: str | None,
-    ) -> None:
-        api, first = self._api, name == FIRST
-        above = self._sent(traceparent) if first else self._first(job_id, traceparent)
+    def _export(self, span: Span) -> None:
+        api, first = self._api, span.name == FIRST
+        above = self._sent(span.traceparent) if first else self._first(span.job_id, span.traceparent)
         context = api.set_span_in_context(api.NonRecordingSpan(above or api.INVALID_SPAN_CONTEXT))
-        with self._forced(*ids_of(job_id)) if first else nullcontext():
-            span = self._tracer.start_span(
-                name,
+        with self._forced(*ids_of(span.job_id)) if first else nullcontext():
+            exported = self._tracer.start_span(
+                span.name,
                 context,
-                attributes={"longhaul.job": job_id, **attributes},
-                start_time=int(began * 1e9),
+                attributes={"longhaul.job": span.job_id, **span.attributes},
+                start_time=int(span.began * 1e9),
             )
-        if error is not None:
-            span.set_attribute("error.type", error)
-            span.set_status(api.StatusCode.ERROR)
-        span.end(int(max(began, ended) * 1e9))
+        if span.error is not None:
+            exported.set_attribute("error.type", span.error)
+            exported.set_status(api.StatusCode.ERROR)
+        exported.end(int(max(span.began, span.ended) * 1e9))
 
     def _sent(self, traceparent: str | None) -> "SpanContext | None":
         """Return the client's span, if it sent one."""

@@ -161,13 +161,17 @@ class Spans:
         error = "engine_error" if one.failed == requests else None
         name = f"{operation} {request.model}"
         parent = self._parents(request.job_id)
-        self._traces.span(request.job_id, parent or None, name, one.began, now, attributes, error)
+        self._traces.note(
+            traces.Span(request.job_id, parent or None, name, one.began, now, attributes, error)
+        )
 
     def _unit(
         self, now: float, kind: str, job_id: str, began: float, attempts: int, error: str | None
     ) -> None:
         attributes: traces.Attributes = {"longhaul.worker": self._worker, "longhaul.attempts": attempts}
-        self._traces.span(job_id, self._parents(job_id) or None, kind, began, now, attributes, error)
+        self._traces.note(
+            traces.Span(job_id, self._parents(job_id) or None, kind, began, now, attributes, error)
+        )
 
     def _parent(self, job_id: str) -> str | None:
         """Return the traceparent that a job came with, or nothing; None when its record is gone."""

@@ -45,8 +45,8 @@ def _settings_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_spans_of_a_job_are_one_trace_whichever_process_they_are_of() -> None:
     api, worker = Process(), Process()
     job = ids.batch_id()
-    worker.traces.span(job, None, "plan", 11.0, 12.0, {"longhaul.attempts": 1})
-    api.traces.span(job, None, traces.FIRST, 10.0, 10.5, {})
+    worker.traces.note(traces.Span(job, None, "plan", 11.0, 12.0, {"longhaul.attempts": 1}))
+    api.traces.note(traces.Span(job, None, traces.FIRST, 10.0, 10.5, {}))
     (first,), (plan,) = api.spans, worker.spans
     assert first.context is not None
     assert plan.context is not None
@@ -60,8 +60,8 @@ def test_spans_of_a_job_are_one_trace_whichever_process_they_are_of() -> None:
 
 def test_a_clients_trace_is_joined() -> None:
     one, job = Process(), ids.batch_id()
-    one.traces.span(job, SENT, traces.FIRST, 1.0, 2.0, {})
-    one.traces.span(job, SENT, "plan", 2.0, 3.0, {})
+    one.traces.note(traces.Span(job, SENT, traces.FIRST, 1.0, 2.0, {}))
+    one.traces.note(traces.Span(job, SENT, "plan", 2.0, 3.0, {}))
     first, plan = one.spans
     assert first.parent is not None
     assert f"{first.parent.span_id:x}" == "b7ad6b7169203331"
@@ -74,7 +74,7 @@ def test_a_clients_trace_is_joined() -> None:
 def test_a_client_that_does_not_sample_is_not_traced() -> None:
     one, job = Process(), ids.batch_id()
     for name in (traces.FIRST, "plan"):
-        one.traces.span(job, SENT[:-1] + "0", name, 1.0, 2.0, {})
+        one.traces.note(traces.Span(job, SENT[:-1] + "0", name, 1.0, 2.0, {}))
     assert one.spans == ()
 
 
@@ -84,8 +84,8 @@ def test_a_sampler_takes_a_job_whole_or_not_at_all(monkeypatch: pytest.MonkeyPat
     api, worker = Process(), Process()
     jobs = [ids.batch_id() for _ in range(60)]
     for job in jobs:
-        api.traces.span(job, None, traces.FIRST, 1.0, 2.0, {})
-        worker.traces.span(job, None, "plan", 1.0, 2.0, {})
+        api.traces.note(traces.Span(job, None, traces.FIRST, 1.0, 2.0, {}))
+        worker.traces.note(traces.Span(job, None, "plan", 1.0, 2.0, {}))
     taken = [
         [span.attributes["longhaul.job"] for span in one.spans if span.attributes] for one in (api, worker)
     ]

@@ -1,11 +1,11 @@
 """CSV and TSV files with a header. Every column is text as it stands (007 stays 007), an empty field null."""
 
 import csv
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import pyarrow as pa
 
-from jobs.dataset.input import input_errors, json_types, places, rows, text_lines
+from jobs.dataset.input import input_errors, json_types, places, reader_lines, text_lines
 
 _LONGEST_FIELD = 16 << 20
 _OTHERS = {
@@ -15,28 +15,13 @@ _OTHERS = {
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
-class Reader:
+class Reader(reader_lines.LineReader):
     """Reads a file of comma- or tab-separated records, plain or compressed; fields may be quoted with "."""
 
     def __init__(self, file: places.File) -> None:
-        self.shown = file.shown
-        self.count: int | None = None
-        self._file = file
-        self._marks = text_lines.Marks()
-        text_lines.check_text(file)
+        super().__init__(file)
         self._header = self._read_header()
         self.schema = pa.schema([(name, json_types.TEXT) for name in self._header])
-
-    def read(self, schema: pa.Schema, start: int, on_fault: rows.OnFault) -> Generator[rows.Rows, None, int]:
-        def bad(position: int, line: int, message: str) -> None:
-            on_fault(rows.Fault(start + position, f"{self.shown} line {line}", message))
-
-        for positions, values in text_lines.batches(self._records(bad)):
-            yield rows.Rows(rows.numbers([start + at for at in positions]), self._batch(values, schema))
-        return start + (self.count or 0)
-
-    def place(self, position: int) -> str:
-        return self._marks.place(position)
 
     def _batch(self, values: list[list[str]], schema: pa.Schema) -> pa.RecordBatch:
         columns = []

@@ -1,20 +1,20 @@
 """Files of one JSON object a line. The columns are the keys of all lines, found by reading the file once."""
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 import pyarrow as pa
 
-from jobs.dataset.input import input_errors, json_types, places, rows, text_lines
+from jobs.dataset.input import input_errors, json_types, places, reader_lines, text_lines
 
 _MOST_KEYS = 10_000
 _DEEPEST = 200
 _MOST_BYTES_OF_A_LINE_SHOWN = 60
 
 
-class Reader:
+class Reader(reader_lines.LineReader):
     """Reads a file of JSON lines, plain or compressed.
 
     A key that a line lacks is null. A column whose values have no common type is text: strings as they are,
@@ -22,24 +22,9 @@ class Reader:
     """
 
     def __init__(self, file: places.File) -> None:
-        self.shown = file.shown
-        self._file = file
-        self._marks = text_lines.Marks()
-        text_lines.check_text(file)
+        super().__init__(file)
         self._check_array()
-        self.count: int | None = None
         self.schema = self._found_schema()
-
-    def read(self, schema: pa.Schema, start: int, on_fault: rows.OnFault) -> Generator[rows.Rows, None, int]:
-        def bad(position: int, line: int, message: str) -> None:
-            on_fault(rows.Fault(start + position, f"{self.shown} line {line}", message))
-
-        for positions, values in text_lines.batches(self._records(bad)):
-            yield rows.Rows(rows.numbers([start + at for at in positions]), self._batch(values, schema))
-        return start + (self.count or 0)
-
-    def place(self, position: int) -> str:
-        return self._marks.place(position)
 
     def _batch(self, values: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
         try:
