@@ -149,7 +149,8 @@ def test_python_of_the_readme_works_as_it_stands(
     (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     (request,) = re.findall(r"```json\n(.*?)```", readme, re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    Path("prompts.jsonl").write_text(request.replace('"smol"', '"echo"'))
+    Path("examples").mkdir()
+    Path("examples/prompts.jsonl").write_text(request.replace('"smol"', '"echo"'))
     exec(program.replace("http://127.0.0.1:8000", url), {})
     assert custom_ids(capsys.readouterr().out.strip().encode()) == ["a"]
 

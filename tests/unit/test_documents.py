@@ -16,6 +16,7 @@ PAGES = [ROOT / "README.md", ROOT / "infra" / "README.md", *sorted((ROOT / "docs
 OF_WORKERS = {"run": offline.run, "size": sizing_command.size, "quantize": quantize_command.quantize}
 BY_NAME = cli.main.commands | OF_WORKERS
 COMMANDS = [cli.main, *BY_NAME.values(), *key_commands.keys.commands.values()]
+EXAMPLE_FILES = ("examples/questions.yaml", "examples/prompts.jsonl")
 HELP = "\n".join(command.help or "" for command in COMMANDS)
 TEXT = "\n".join(page.read_text() for page in PAGES)
 
@@ -37,7 +38,13 @@ def test_command_line_is_one_that_longhaul_takes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("examples").mkdir()
-    for file in ("prompts.jsonl", "prompts.txt", "ask.jinja", "examples/questions.yaml"):
+    for file in (
+        "prompts.jsonl",
+        "prompts.txt",
+        "ask.jinja",
+        "examples/questions.yaml",
+        "examples/prompts.jsonl",
+    ):
         Path(file).touch()
     name, *arguments = _one_command(line)[1:]
     command = BY_NAME[name]
@@ -51,6 +58,11 @@ def _one_command(line: str) -> list[str]:
     """Return the words of a line's first command."""
     words = shlex.split(line.replace("batch_01...", "batch_01"), comments=True)
     return list(itertools.takewhile(lambda word: word not in ("&&", "|", ">", ">>"), words))
+
+
+def test_the_request_of_the_readme_is_the_first_of_the_examples() -> None:
+    (request,) = re.findall(r"```json\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert (ROOT / "examples" / "prompts.jsonl").read_text().startswith(request)
 
 
 def test_examples_are_found() -> None:
