@@ -54,62 +54,60 @@ class Rotation:
         return rotated[:, : queries.shape[1]], rotated[:, queries.shape[1] :]
 
 
-class Backend(Protocol):
-    """Writes a layer's keys and values [T, KV heads, size] where the step says, and returns the attention
-    [T, H, value size] of its queries [T, H, size]. May change what it is given.
+@dataclass(frozen=True)
+class Heads:
+    """What a layer hands to the attention: of each token of a step its queries [T, H, size], keys
+    [T, KV heads, size] and values [T, KV heads, value size], and what is to be done with them.
     """
 
-    def __call__(
-        self,
-        step: Step,
-        layer: int,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        scoring: Scoring,
-        rotation: Rotation | None = None,
-        /,
-    ) -> Tensor: ...
+    layer: int
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    scoring: Scoring
+    rotation: Rotation | None = None
+
+    def rotated(self) -> tuple[Tensor, Tensor]:
+        """Return queries and keys, normed and rotated if the layer has left that to be done."""
+        if self.rotation is None:
+            return self.queries, self.keys
+        return self.rotation.apply(self.queries, self.keys)
 
 
-def _write(
-    step: Step, layer: int, queries: Tensor, keys: Tensor, values: Tensor, rotation: Rotation | None
-) -> Tensor:
+class Backend(Protocol):
+    """Writes a layer's keys and values where the step says, and returns the attention [T, H, value size] of
+    its queries. May change what it is given.
+    """
+
+    def __call__(self, step: Step, heads: Heads, /) -> Tensor: ...
+
+
+def _write(step: Step, heads: Heads) -> Tensor:
     """Write keys and values; return the queries."""
-    if rotation is not None:
-        queries, keys = rotation.apply(queries, keys)
+    queries, keys = heads.rotated()
     for write in step.writes:
-        write.put(layer, keys, values)
+        write.put(heads.layer, keys, heads.values)
     return queries
 
 
-def dense(
-    step: Step,
-    layer: int,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scoring: Scoring,
-    rotation: Rotation | None = None,
-    /,
-) -> Tensor:
+def dense(step: Step, heads: Heads, /) -> Tensor:
     """Attend part by part. Heads are grouped over KV heads (G groups of M) without repeating these."""
-    queries = _write(step, layer, queries, keys, values, rotation)
-    tokens, heads, _ = queries.shape
-    groups, size = keys.shape[1], values.shape[2]
+    queries, scoring = _write(step, heads), heads.scoring
+    tokens, count, _ = queries.shape
+    groups, size = heads.keys.shape[1], heads.values.shape[2]
     by_group = queries.unflatten(1, (groups, -1)).transpose(0, 1).contiguous()  # [G, T, M, D]
     merges = bool(step.shared) or scoring.sinks is not None
     wide = precision.wide(queries.dtype)
-    out = queries.new_empty(tokens, groups, heads // groups, size, dtype=wide if merges else None)
-    lse = queries.new_empty(tokens, groups, heads // groups, dtype=wide) if merges else None
+    out = queries.new_empty(tokens, groups, count // groups, size, dtype=wide if merges else None)
+    lse = queries.new_empty(tokens, groups, count // groups, dtype=wide) if merges else None
     for part in chain.from_iterable(whole.pieces() for whole in step.own):
-        result, result_lse = _attend(part, layer, queries, by_group, scoring)
+        result, result_lse = _attend(part, heads.layer, queries, by_group, scoring)
         out[part.tokens] = result
         if lse is not None:
             lse[part.tokens] = result_lse
     for part in step.shared:
         assert lse is not None
-        more, more_lse = _attend(part, layer, queries, by_group, scoring)
+        more, more_lse = _attend(part, heads.layer, queries, by_group, scoring)
         _merge(out, lse, part, more, more_lse, keeps_lse=scoring.sinks is not None or not part.last)
     if scoring.sinks is not None and lse is not None:
         out *= torch.sigmoid(lse - scoring.sinks.view(groups, -1))[..., None].to(out.dtype)
@@ -189,21 +187,12 @@ def _attend_plain(
     return out, lse.view(groups, heads, n).permute(2, 0, 1)
 
 
-def reference(
-    step: Step,
-    layer: int,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scoring: Scoring,
-    rotation: Rotation | None = None,
-    /,
-) -> Tensor:
+def reference(step: Step, heads: Heads, /) -> Tensor:
     """The oracle: token by token, all keys it sees side by side, one softmax, in float64."""
-    queries = _write(step, layer, queries, keys, values, rotation)
+    queries, scoring = _write(step, heads), heads.scoring
     results = []
     for token in range(queries.shape[0]):
-        runs = [seen(part, layer, token, scoring.window) for part in _parts(step)]
+        runs = [seen(part, heads.layer, token, scoring.window) for part in _parts(step)]
         k, v = (torch.cat(side).double() for side in zip(*runs, strict=True))  # [L, G, D]
         repeat = queries.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)

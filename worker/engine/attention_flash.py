@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from worker.engine import kv, pages
-from worker.engine.attention import Rotation, Scoring
+from worker.engine.attention import Heads, Scoring
 from worker.engine.paged_step import Own, PagedStep, Rows, Shared, Streamed
 
 VERSION = "2.8.3"
@@ -33,21 +33,11 @@ class FlashAttention:
         self.page_tokens = page_tokens
         self._functions = functions
 
-    def __call__(
-        self,
-        step: PagedStep,
-        layer: int,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        scoring: Scoring,
-        rotation: Rotation | None = None,
-        /,
-    ) -> Tensor:
-        if rotation is not None:
-            queries, keys = rotation.apply(queries, keys)
+    def __call__(self, step: PagedStep, heads: Heads, /) -> Tensor:
+        queries, keys = heads.rotated()
+        layer, scoring = heads.layer, heads.scoring
         cache = step.pool.keys[layer], step.pool.values[layer]
-        for target, new in zip(cache, (keys, values), strict=True):
+        for target, new in zip(cache, (keys, heads.values), strict=True):
             target.flatten(0, 1).index_copy_(0, step.slots, new)
         options: dict[str, Any] = {"softmax_scale": scoring.scale, "softcap": scoring.softcap or 0.0}
         window = _hiding(scoring.window, step)

@@ -17,7 +17,7 @@ from transformers import AutoConfig
 
 from jobs import errors, tokens
 from worker.engine import guards, heads, interface, kv, runner
-from worker.engine.attention import Rotation, Scoring
+from worker.engine.attention import Heads
 from worker.engine.quantize import linear as int_linear
 from worker.engine.quantize import planning, tiles
 from worker.engine.quantize.planning import Kept
@@ -167,10 +167,9 @@ class _Attention:
     def __init__(self) -> None:
         self.sizes: dict[int, int] = {}
 
-    def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, _: Rotation | None = None, /
-    ) -> Tensor:
-        self.sizes[layer] = q.shape[1] * (q.shape[2] + v.shape[2])
+    def __call__(self, heads: Heads, /) -> Tensor:
+        q, v = heads.queries, heads.values
+        self.sizes[heads.layer] = q.shape[1] * (q.shape[2] + v.shape[2])
         return q.new_empty(*q.shape[:2], v.shape[2])
 
 

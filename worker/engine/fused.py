@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from worker.engine import interface, packed, parts
-from worker.engine.attention import Rotation, Scoring
+from worker.engine.attention import Heads, Rotation, Scoring
 from worker.engine.merged import MergedLayer
 from worker.engine.native import library
 from worker.engine.native.decoder import NativeDecoder
@@ -78,9 +78,8 @@ class FusedLayer(nn.Module):
         heads = heads.view(x.shape[0], -1, self._size)  # [T, q + k + v, D]
         cos, sin = self._rotary.halves(self._size, *position_embeddings)
         rotation = Rotation(cos, sin, self._head_norms, self._head_epsilon)
-        out = interface.attend(
-            self._layer_index, heads[:, :q], heads[:, q : q + k], heads[:, q + k :], self._scoring, rotation
-        )
+        split = heads[:, :q], heads[:, q : q + k], heads[:, q + k :]
+        out = interface.attend(Heads(self._layer_index, *split, self._scoring, rotation))
         x = self._output.plus(out.reshape(x.shape[0], -1), x)
         return self._mlp(x, self._mlp_epsilon, self._kernels)[None]
 

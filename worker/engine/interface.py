@@ -11,27 +11,16 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from worker.engine.attention import Rotation, Scoring
+from worker.engine.attention import Heads, Scoring
 
 # transformers treats names that contain flash, sdpa or flex_attention, or start with paged, in its own ways.
 NAME = "longhaul"
 
 
 class Handler(Protocol):
-    """Takes a layer's queries, keys and values [T, heads, size] and returns its attention [T, H, value
-    size].
-    """
+    """Returns the attention of a layer [T, H, value size]."""
 
-    def __call__(
-        self,
-        layer: int,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        scoring: Scoring,
-        rotation: Rotation | None = None,
-        /,
-    ) -> Tensor: ...
+    def __call__(self, heads: Heads, /) -> Tensor: ...
 
     @property
     def decode(self) -> Callable[..., None] | None:
@@ -52,17 +41,10 @@ def handling(handler: Handler) -> Iterator[None]:
         _handler = None
 
 
-def attend(
-    layer: int,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scoring: Scoring,
-    rotation: Rotation | None = None,
-) -> Tensor:
+def attend(heads: Heads) -> Tensor:
     """Call the current handler."""
     assert _handler is not None
-    return _handler(layer, queries, keys, values, scoring, rotation)
+    return _handler(heads)
 
 
 def decoding() -> Callable[..., None] | None:
@@ -86,7 +68,7 @@ def _attention(
         options.get("s_aux"),
     )
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return attend(int(module.layer_idx), q, k, v, scoring)[None], None  # type: ignore[arg-type]
+    return attend(Heads(int(module.layer_idx), q, k, v, scoring))[None], None  # type: ignore[arg-type]
 
 
 AttentionInterface.register(NAME, _attention)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as trees
 
 from worker.engine import interface, parts, runner
-from worker.engine.attention import Rotation, Scoring
+from worker.engine.attention import Heads, Scoring
 from worker.engine.merged import MergedLayer
 from worker.engine.parts import Rotary
 from worker.engine.pointwise import PLAIN
@@ -84,9 +84,9 @@ class Attending:
 
     decode = None
 
-    def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, _: Rotation | None = None, /
-    ) -> Tensor:
-        q, k, v = (side.transpose(0, 1)[None] for side in (q, k, v))  # [1, heads, T, size]
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scoring.scale, enable_gqa=True)
+    def __call__(self, heads: Heads, /) -> Tensor:
+        # [1, heads, T, size]
+        q, k, v = (side.transpose(0, 1)[None] for side in (heads.queries, heads.keys, heads.values))
+        scale = heads.scoring.scale
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
         return out[0].transpose(0, 1)

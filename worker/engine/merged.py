@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from worker.engine import interface, packed, parts, precision
-from worker.engine.attention import Scoring
+from worker.engine.attention import Heads, Scoring
 from worker.engine.parts import Rotary
 from worker.engine.pointwise import Pointwise
 from worker.engine.quantize import linear as integer
@@ -83,9 +83,8 @@ class MergedLayer(nn.Module):
         heads = heads.view(x.shape[0], -1, self._size)  # [T, q + k + v, D]
         cos, sin = self._rotary.halves(self._size, *position_embeddings)
         rotated = self._operations.rotate(heads[:, : q + k], cos, sin, self._head_norm, self._head_epsilon)
-        out = interface.attend(
-            self._layer_index, rotated[:, :q], rotated[:, q:], heads[:, q + k :], self._scoring
-        )
+        split = rotated[:, :q], rotated[:, q:], heads[:, q + k :]
+        out = interface.attend(Heads(self._layer_index, *split, self._scoring))
         x = x + self._output(out.reshape(x.shape[0], -1))
         return self._mlp(x)[None]
 

@@ -150,9 +150,10 @@ class _Stepping:
         self._step = step
         self.decode = self._decode if isinstance(backend, NativeAttention) else None
 
-    def __call__(self, layer: int, *tensors: Any) -> Tensor:
+    def __call__(self, heads: attention.Heads, /) -> Tensor:
         self._step.attention_calls += 1
-        return self._backend(self._step, layer, *tensors)
+        result: Tensor = self._backend(self._step, heads)
+        return result
 
     def _decode(self, *tensors: Any) -> None:
         assert isinstance(self._backend, NativeAttention)
@@ -170,14 +171,13 @@ class _Learning:
         self.shapes: dict[int, tuple[int, int, int]] = {}
         self.scorings: dict[int, attention.Scoring] = {}
 
-    def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: attention.Scoring, _: Any = None, /
-    ) -> Tensor:
+    def __call__(self, heads: attention.Heads, /) -> Tensor:
+        layer, k, v = heads.layer, heads.keys, heads.values
         if layer in self.shapes:
             raise NotImplementedError(f"layer {layer} calls attention more than once")
-        self.scorings[layer] = scoring
+        self.scorings[layer] = heads.scoring
         self.shapes[layer] = (k.shape[1], k.shape[2], v.shape[2])
-        return v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+        return v.repeat_interleave(heads.queries.shape[1] // v.shape[1], 1)
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.unit.engine import paged_forest
 from tests.unit.engine.paged_forest import LAYER, PAGE, Forest, Row, Shape
 from worker.engine import attention_flash, kv
-from worker.engine.attention import Rotation, Scoring
+from worker.engine.attention import Heads, Rotation, Scoring
 from worker.engine.attention_flash import FlashAttention
 from worker.engine.flash_standin import HALVES, StandIn
 
@@ -32,7 +32,7 @@ MIXED = [
 
 
 def attend(forest: Forest, scoring: Scoring, attention: FlashAttention = ATTEND) -> Tensor:
-    return attention(forest.step, LAYER, forest.queries, forest.keys, forest.values, scoring)
+    return attention(forest.step, Heads(LAYER, forest.queries, forest.keys, forest.values, scoring))
 
 
 def check(rows: list[Row], shape: Shape, scoring: Scoring, seed: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.unit.engine.conftest import request
 from tests.unit.engine.exactness import Schedule
 from worker.engine import EngineConfig, attention, kv, loader, runner
-from worker.engine.attention import Rotation, Scoring
+from worker.engine.attention import Heads, Rotation, Scoring
 from worker.engine.fast import FastEngine
 from worker.engine.native import library
 from worker.engine.native.attention import NativeAttention
@@ -52,11 +52,9 @@ KINDS: dict[str, list[Layer]] = {
 }
 
 
-def summed(
-    step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, rotation: Rotation | None
-) -> Tensor:
+def summed(step: Step, layer: Heads, /) -> Tensor:
     """Attend as the definition says, in float64: sums of exponentials, part by part. A fast `reference`."""
-    q = attention._write(step, layer, q, k, v, rotation).double()
+    q, v, scoring = attention._write(step, layer).double(), layer.values, layer.scoring
     tokens, heads, _ = q.shape
     above = torch.zeros(tokens, heads, v.shape[2], dtype=torch.float64)
     below = torch.zeros(tokens, heads, dtype=torch.float64)
@@ -66,7 +64,7 @@ def summed(
         # What is not written yet may be anything; nobody sees it.
         keys, values = (
             side.double().nan_to_num(0, 0, 0).repeat_interleave(heads // side.shape[1], 1)
-            for side in part.keys_values(layer)
+            for side in part.keys_values(layer.layer)
         )  # [n or 1, H, L, D]
         scores = (keys @ q[part.tokens][..., None])[..., 0] * scoring.scale  # [n, H, L]
         if scoring.softcap is not None:
@@ -114,8 +112,9 @@ class BothWays(runner.StorageRunner):
             scoring = Scoring(layer.key_size**-0.5, layer.window, layer.softcap, sinks)
             rotation = self._rotation(layer, step.positions)
             # Native last: what it has written is what later steps see.
-            wanted = self._oracle(step, index, *(x.clone() for x in inputs), scoring, rotation)
-            found = self._native(step, index, *inputs, scoring, rotation)
+            copies = [x.clone() for x in inputs]
+            wanted = self._oracle(step, Heads(index, *copies, scoring, rotation))
+            found = self._native(step, Heads(index, *inputs, scoring, rotation))
             assert not bool(found.isnan().any())
             self.gap = max(self.gap, float((found - wanted).abs().max()))
         self.parts = max(self.parts, len(step.shared))

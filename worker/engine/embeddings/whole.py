@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worker.engine.attention import Rotation, Scoring
+from worker.engine.attention import Heads, Scoring
 from worker.engine.step import Step
 
 # Sequences are padded to one another, inside the attention alone, while that adds at most a quarter.
@@ -30,24 +30,13 @@ class WholeAttention:
     def __init__(self) -> None:
         self._current: tuple[Step, list[_Group]] | None = None
 
-    def __call__(
-        self,
-        step: Step,
-        layer: int,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        scoring: Scoring,
-        rotation: Rotation | None = None,
-        /,
-    ) -> Tensor:
+    def __call__(self, step: Step, heads: Heads, /) -> Tensor:
         """See attention.Backend."""
-        if rotation is not None:
-            queries, keys = rotation.apply(queries, keys)
-        out = queries.new_empty(*queries.shape[:2], values.shape[2])
+        queries, keys = heads.rotated()
+        out = queries.new_empty(*queries.shape[:2], heads.values.shape[2])
         for group in self._groups(step):
-            q, k, v = (x[group.places].transpose(1, 2) for x in (queries, keys, values))  # [B, heads, S, D]
-            out[group.places[group.real]] = _attend(q, k, v, scoring).transpose(1, 2)[group.real]
+            q, k, v = (x[group.places].transpose(1, 2) for x in (queries, keys, heads.values))  # [B, H, S, D]
+            out[group.places[group.real]] = _attend(q, k, v, heads.scoring).transpose(1, 2)[group.real]
         return out
 
     def _groups(self, step: Step) -> list[_Group]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.engine import kv
-from worker.engine.attention import Rotation, Scoring
+from worker.engine.attention import Heads, Rotation
 from worker.engine.native import library
 from worker.engine.native.library import Kernels, pointer
 from worker.engine.step import Part, Step, Write
@@ -38,20 +38,17 @@ class NativeAttention:
         self._current: tuple[Step, _Tables] | None = None
         self._scratch = torch.empty(0, dtype=kernels.dtype)
 
-    def __call__(
-        self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring,
-        rotation: Rotation | None = None,
-    ) -> Tensor:  # fmt: skip
+    def __call__(self, step: Step, heads: Heads, /) -> Tensor:
         """See attention.Backend."""
-        tables = self._tables(step)
-        q, k, v = _rows(q), _rows(k), _rows(v)
-        tokens, heads, key_size = q.shape
-        out = q.new_empty(tokens, heads, v.shape[2])
-        softmax = q.new_empty(tokens, heads, 2)
+        tables, scoring = self._tables(step), heads.scoring
+        q, k, v = map(_rows, (heads.queries, heads.keys, heads.values))
+        tokens, count, key_size = q.shape
+        out = q.new_empty(tokens, count, v.shape[2])
+        softmax = q.new_empty(tokens, count, 2)
         sinks = None if scoring.sinks is None else scoring.sinks.to(q.dtype).contiguous()
         task = self._layer(
-            layer,
-            heads,
+            heads.layer,
+            count,
             k.shape[1],
             key_size,
             v.shape[2],
@@ -67,7 +64,7 @@ class NativeAttention:
             scoring.softcap or 0.0,
             scoring.window or 0,
             pointer(sinks),
-            *((0, 0, 0, 0.0) if rotation is None else _pointers(rotation)),
+            *((0, 0, 0, 0.0) if heads.rotation is None else _pointers(heads.rotation)),
         )
         self._kernels.attention(ctypes.byref(tables.step), ctypes.byref(task), torch.get_num_threads())
         return out
