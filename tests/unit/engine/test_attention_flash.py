@@ -105,7 +105,7 @@ def test_queries_and_keys_are_rotated_first() -> None:
     )
     rotation = Rotation(angles.cos(), angles.sin())
     inputs = forest.queries, forest.keys, forest.values
-    out = ATTEND(forest.step, LAYER, *inputs, SCORING, rotation)
+    out = ATTEND(forest.step, Heads(LAYER, *inputs, SCORING, rotation))
     again.queries, again.keys = rotation.apply(again.queries, again.keys)
     assert torch.equal(out, attend(again, SCORING))
 
@@ -183,7 +183,7 @@ def test_what_is_recorded_of_one_step_computes_another_of_its_shape(window: int 
 
     def run(inputs: list[Tensor]) -> Tensor:
         step = paged_forest.refilled(first.step, inputs[3:])
-        return ATTEND(step, LAYER, *inputs[:3], scoring)
+        return ATTEND(step, Heads(LAYER, *inputs[:3], scoring))
 
     def inputs(forest: Forest) -> list[Tensor]:
         return [forest.queries, forest.keys, forest.values, *paged_forest.tensors(forest.step)]
