@@ -40,8 +40,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def prompts(tmp_path: Path) -> str:
     """A file whose last request is refused for its parameters."""
-    path = tmp_path / "prompts.jsonl"
-    path.write_bytes(b"".join(line(f"r{i}", 0 if i == LINES - 1 else 4) for i in range(LINES)))
+    return written(tmp_path / "prompts.jsonl", LINES)
+
+
+def written(path: Path, lines: int) -> str:
+    path.write_bytes(b"".join(line(f"r{i}", 0 if i == lines - 1 else 4) for i in range(lines)))
     return str(path)
 
 
@@ -155,8 +158,9 @@ def test_python_of_the_readme_works_as_it_stands(
     assert custom_ids(capsys.readouterr().out.strip().encode()) == ["a"]
 
 
-def test_ctrl_c_leaves_the_job_running(run: Run, url: str, prompts: str) -> None:
-    job_id = run("submit", prompts).stdout.strip()
+def test_ctrl_c_leaves_the_job_running(run: Run, url: str, tmp_path: Path) -> None:
+    # Enough that it still runs when the command, which may start slowly, is interrupted.
+    job_id = run("submit", written(tmp_path / "many.jsonl", 5 * LINES)).stdout.strip()
     watching = subprocess.Popen(
         [sys.executable, "-m", "jobs.cli", "watch", job_id],
         stderr=subprocess.PIPE,
