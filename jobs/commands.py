@@ -8,7 +8,19 @@ from typing import Any
 import click
 import orjson
 
-from jobs import client, completion, creation, download, masking, progress, schema, standstill, submission
+from jobs import (
+    client,
+    completion,
+    creation,
+    download,
+    listing,
+    masking,
+    progress,
+    schema,
+    standstill,
+    submission,
+    terminal,
+)
 
 _WATCH_PATIENCE_SECONDS = 60.0
 
@@ -214,7 +226,10 @@ def cancel(session: Session, job_id: str) -> None:
 @click.option("--after", metavar="ID", help="Go on behind this job.", shell_complete=completion.job_ids)
 @talks_to_server
 def list_jobs(session: Session, limit: int, after: str | None) -> None:
-    """List jobs, newest first: id, state, requests done, failed, model.
+    """List jobs, newest first: id, state, requests done and failed, when it was created, model.
+
+    Below one whose input was refused stands why. Programs read --json: the columns are for people, and a
+    narrow terminal has fewer of them.
 
     \b
     longhaul list --limit 100
@@ -222,16 +237,14 @@ def list_jobs(session: Session, limit: int, after: str | None) -> None:
     """
     with session.connect() as api:
         batches = api.batches(limit, after)
-    for batch in batches:
-        counts = batch.request_counts
-        cells = (
-            batch.id,
-            batch.status,
-            f"{batch.done}/{counts.total}",
-            f"{counts.failed} failed",
-            batch.model,
-        )
-        session.say(batch, "\t".join(cell or "-" for cell in cells))
+    if session.as_json:
+        for batch in batches:
+            click.echo(batch.model_dump_json())
+    elif not batches:
+        click.echo("longhaul: no jobs. Make one: longhaul submit prompts.jsonl", err=True)
+    else:
+        width = terminal.width()
+        click.echo("\n".join(listing.lines(batches, width, terminal.printer(width or listing.UNLIMITED))))
 
 
 CLIENT: list[click.Command] = [submit, status, watch, results, cancel, list_jobs]
@@ -271,9 +284,7 @@ def summary(batch: client.Batch, *written: str) -> str:
         f"{usage.input_tokens:,} input and {usage.output_tokens:,} output tokens"
     ]
     faults = batch.errors.data if batch.errors else []
-    for error in faults[: progress.MOST_FAULTS]:
-        where = f"line {error.line}: " if error.line else ""
-        lines.append(f"  {where}{error.message} ({error.code})")
+    lines += [f"  {listing.fault(error)}" for error in faults[: progress.MOST_FAULTS]]
     if len(faults) > progress.MOST_FAULTS:
         lines.append(f"  and {len(faults) - progress.MOST_FAULTS} more: longhaul status {batch.id} --json")
     lines += [f"  {path}" for path in written]
