@@ -15,11 +15,13 @@ from jobs import (
     download,
     listing,
     masking,
+    places,
     progress,
     schema,
     standstill,
     submission,
     terminal,
+    values,
 )
 
 _WATCH_PATIENCE_SECONDS = 60.0
@@ -190,6 +192,8 @@ def results(session: Session, job_id: str, place: str | None, only_errors: bool,
     longhaul results batch_01jx2k5m8q9r3t4v6w7y8z0abc --errors --follow
     """
     to = download.targets(job_id, place, only_errors)
+    for path in filter(None, to.values()):
+        places.check(path)
     if session.as_json and None in to.values():
         raise click.UsageError("--json reports on files: say where they go with -o.")
     with session.connect(_WATCH_PATIENCE_SECONDS) as api:
@@ -279,11 +283,14 @@ def _report(session: Session, batch: client.Batch) -> None:
 def summary(batch: client.Batch, *written: str) -> str:
     """Return a job in a few lines of words, with the files that were written."""
     counts, usage = batch.request_counts, batch.usage
-    lines = [
-        f"{batch.id} {batch.status}: {counts.completed} completed, {counts.failed} failed of {counts.total}; "
-        f"{usage.input_tokens:,} input and {usage.output_tokens:,} output tokens"
-    ]
     faults = batch.errors.data if batch.errors else []
+    what = (
+        f"{counts.completed:,} completed, {counts.failed:,} failed of {counts.total:,}; "
+        f"{usage.input_tokens:,} input and {usage.output_tokens:,} output tokens"
+    )
+    if faults and not counts.total:
+        what = f"its input was refused, and nothing ran ({values.counted(len(faults), 'error')})"
+    lines = [f"{batch.id} {batch.status}: {what}"]
     lines += [f"  {listing.fault(error)}" for error in faults[: progress.MOST_FAULTS]]
     if len(faults) > progress.MOST_FAULTS:
         lines.append(f"  and {len(faults) - progress.MOST_FAULTS} more: longhaul status {batch.id} --json")

@@ -142,13 +142,13 @@ def jobs_table(rows: Sequence[Row], width: int) -> Any:
     if not rows:
         return text.Text("No jobs. Make one: longhaul submit prompts.jsonl", style="dim")
     left = ["" if row.seconds_left is None else progress.span(row.seconds_left) for row in rows]
-    failed = [text.Text(f"{row.failed:,}", style="red" if row.failed else "") for row in rows]
+    failed = [_failed(row) for row in rows]
     return columns.fitted(
         [
             Column("job", [_name(row.id, width) for row in rows], whole=True),
             Column("state", [_state(row.status) for row in rows], rank=1),
             Column("", [Bar(row.done, row.total, 20 if width >= _WIDE else 10) for row in rows], rank=7),
-            Column("done", [f"{row.done:,}/{row.total:,}" for row in rows], number=True),
+            Column("done", [_done(row) for row in rows], number=True),
             Column("failed", failed, rank=4, number=True),
             Column("requests/s", [_rate(row.requests_per_second) for row in rows], rank=8, number=True),
             Column("tokens/s", [_rate(row.output_tokens_per_second) for row in rows], rank=6, number=True),
@@ -199,6 +199,15 @@ def workers_table(workers: Sequence[dict[str, Any]] | None, width: int) -> Any:
         ],
         width,
     )
+
+
+def _done(row: Row) -> str:
+    return f"{row.done:,}/{row.total:,}" if row.total else "-"
+
+
+def _failed(row: Row) -> text.Text:
+    # Of a job whose input was refused no request was counted: 0 would read as if none were wrong.
+    return text.Text(f"{row.failed:,}" if row.total else "-", style="red" if row.failed else "")
 
 
 def _state(name: str) -> text.Text:

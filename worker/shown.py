@@ -28,6 +28,10 @@ class Shown:
         self._pace.add(now, counts.completed + counts.failed, self._usage[2], counts.failed)
         self._view.show(self._batch(), self._pace, now)
 
+    def note(self, text: str) -> None:
+        """Say something once."""
+        self._view.note(text)
+
     def _batch(self) -> Batch:
         return Batch(
             id=self._record.id,
