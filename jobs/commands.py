@@ -163,7 +163,8 @@ def watch(session: Session, job_id: str) -> None:
     """Show a job's progress until it ends: requests, tokens per second, time left.
 
     On a terminal it is a bar; elsewhere, or with NO_COLOR set, plain lines on standard error. Ctrl-C stops
-    the watching, never the job. A server that restarts meanwhile is waited for.
+    the watching, never the job. A server that restarts meanwhile is waited for. The time left is told once a
+    twentieth of the requests, or fifty, have succeeded before its eyes; loading a model does not count.
 
     \b
     longhaul watch batch_01jx2k5m8q9r3t4v6w7y8z0abc && echo all requests succeeded
