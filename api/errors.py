@@ -64,30 +64,30 @@ def answer(error: errors.LonghaulError, status: int | None = None) -> Response:
     return JSONResponse(error.body(), status, headers)
 
 
-def _ours(_: Request, error: Exception) -> Response:
+def _ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.LonghaulError)
     if isinstance(error, errors.RedisUnreachable | errors.StoreUnreachable):
         log.error("dependency unreachable", extra={"reason": str(error)})
-        what = "queue" if isinstance(error, errors.RedisUnreachable) else "store"
-        return answer(_unreachable(what))
+        what = "queue (Redis)" if isinstance(error, errors.RedisUnreachable) else "store"
+        return answer(_unreachable(request, what))
     if error.status >= 500:
         log.error("request failed", extra={"reason": str(error)})
     return answer(error)
 
 
-def _redis(_: Request, error: Exception) -> Response:
+def _redis(request: Request, error: Exception) -> Response:
     log.error("redis failed", extra={"reason": str(error) or type(error).__name__})
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
-        return answer(_unreachable("queue"))
+        return answer(_unreachable(request, "queue (Redis)"))
     # Loading its data, out of memory, read-only: it answers, but not with what was asked for.
     return answer(errors.Unavailable("The queue cannot take this at the moment. Send the request again."))
 
 
-def _unreachable(what: str) -> errors.Unavailable:
-    return errors.Unavailable(
-        f"The {what} does not answer at the moment. Send the request again; "
-        "with an Idempotency-Key that never makes a second batch."
-    )
+def _unreachable(request: Request, what: str) -> errors.Unavailable:
+    words = f"The {what} does not answer at the moment. Send the request again"
+    if request.method == "POST" and request.url.path == "/v1/batches":
+        words += "; with an Idempotency-Key that never makes a second batch"
+    return errors.Unavailable(f"{words}.")
 
 
 def _validation(_: Request, error: Exception) -> Response:

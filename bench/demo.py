@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from bench import humaneval
-from jobs import client, download, errors, ids, progress, stack
+from jobs import client, download, errors, ids, progress, stack, terminal, values
 from worker.engine import smollm2
 
 SYSTEM = (
@@ -48,14 +48,14 @@ LATENCIES = {
 )
 def main(requests: int, max_tokens: int, directory: Path) -> None:
     """Start everything, run a batch of real prompts on a real model, show what came out, and stop."""
-    console = Console()
+    console = terminal.printer()
     models = {smollm2.NAME: {"source": str(smollm2.ensure(report=True))}}
     try:
         with console.status("Starting Redis, SeaweedFS, the API and a worker"):
             running = stack.Stack(directory, models=models)
             running.__enter__()
         try:
-            console.print(running.describe(), highlight=False, soft_wrap=True)
+            console.print(running.describe(), soft_wrap=True)
             batch = run_batch(running, requests, max_tokens, console)
             show(running, batch, console)
         finally:
@@ -65,7 +65,11 @@ def main(requests: int, max_tokens: int, directory: Path) -> None:
         sys.exit(f"longhaul: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
-    console.print("Everything is stopped. `make up` starts it and leaves it running.")
+    console.print(
+        "Everything is stopped. `make up` starts it again and leaves it running; in a browser, at the address"
+        f" that it prints ({running.api_url}/ just now), this batch is among the jobs.",
+        soft_wrap=True,
+    )
     sys.exit(0 if batch.status == "completed" and not batch.request_counts.failed else 1)
 
 
@@ -90,7 +94,11 @@ def run_batch(running: stack.Stack, requests: int, max_tokens: int, console: Con
             "metadata": MARK,
         }
         batch = api.create(body, idempotency_key=file_id)
-        console.print(f"\n{batch.id}: {requests} HumanEval prompts, at most {max_tokens} tokens each")
+        prompts = values.counted(requests, "HumanEval prompt")
+        console.print(f"\n{batch.id}: {prompts}, at most {max_tokens} tokens each")
+        console.print(f"While it runs: {running.api_url}/#/job/{batch.id} in a browser,", soft_wrap=True)
+        command = os.path.relpath(Path(sys.executable).with_name("longhaul"))
+        console.print(f"or in another shell: {command} top --url {running.api_url}\n", soft_wrap=True)
         return progress.watch(api, batch.id, progress.view(as_json=False), sleep=keep_alive)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from jobs import values
 from jobs.slots import End, Slot
 
 
@@ -38,14 +39,15 @@ def line(event: str, facts: dict[str, Any]) -> str:
     if event in ("scale", "would_scale"):
         would = "would be " if event == "would_scale" else ""
         besides = f" besides {others} that others started" if (others := facts["others"]) else ""
-        return f"{model}: {would}{facts['from']} -> {facts['to']} workers{besides}: {facts['reason']}"
+        to = values.counted(facts["to"], "worker")
+        return f"{model}: {would}{facts['from']} -> {to}{besides}: {facts['reason']}"
     if event == "watching":
         return _watching(facts)
     if event == "stopped":
         if not facts["workers"]:
             return "stopped: no worker ran"
-        return f"stopped: {_count(facts['workers'], 'worker')} ended, " + (
-            f"{_count(facts['given_back'], 'request')} given back"
+        return f"stopped: {values.counted(facts['workers'], 'worker')} ended, " + (
+            f"{values.counted(facts['given_back'], 'request')} given back"
         )
     if event == "unit_fails":
         times = f"has failed {facts['failures']} times" if facts["failures"] > 1 else "failed"
@@ -54,7 +56,7 @@ def line(event: str, facts: dict[str, Any]) -> str:
         "start": "{slot}: starting a worker of {model} (pid {pid})",
         "serving": "{slot}: serving {model} after {seconds} s{at}",
         "not_loaded": "{model} is not loaded by a worker that should: {reason}",
-        "retire": "{slot}: the worker of {model} is to end when what it holds ({held} requests) is done",
+        "retire": "{slot}: the worker of {model} is to end when what it holds ({held}) is done",
         "hung": "{slot}: the worker of {model} has been {reason} for {seconds} s; it is killed",
         "ended": "{slot}: the worker of {model} has ended",
         "crashed": "{slot}: the worker of {model} ended with exit status {status}; another may start in"
@@ -66,18 +68,19 @@ def line(event: str, facts: dict[str, Any]) -> str:
         "stopping": "stopping {count}: {reason}",
     }
     at = f"; metrics at {facts['metrics']}" if facts.get("metrics") else ""
-    more = {"model": model, "slot": slot, "at": at, "count": _count(facts.get("workers", 0), "worker")}
+    counts = {
+        "count": values.counted(facts.get("workers", 0), "worker"),
+        "held": values.counted(facts.get("held", 0), "request"),
+    }
+    more = {"model": model, "slot": slot, "at": at} | counts
     return words[event].format(**facts | more)
 
 
 def _watching(facts: dict[str, Any]) -> str:
     would = "looking, and starting nothing" if facts["dry_run"] else "scaling"
     models = ", ".join(facts["models"]) or "control alone"
-    line = f"{would}: {models}; {facts['min']} to {facts['max']} workers on {', '.join(facts['slots'])}"
+    most = values.counted(facts["max"], "worker")
+    line = f"{would}: {models}; {facts['min']} to {most} on {', '.join(facts['slots'])}"
     if facts["not_scaled"]:
         line += f"; not scaled here: {', '.join(facts['not_scaled'])} (LONGHAUL_MODEL)"
     return line
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -17,6 +17,7 @@ _TRY_AGAIN = frozenset({429, 502, 503, 504})
 _FULL, _RATE = "quota_exceeded", "rate_limit_exceeded"
 _RATE_PATIENCE_SECONDS = 120.0
 """A minute's calls are let through again within a minute; other quotas may be full for hours."""
+_UPLOAD_SECONDS = 300.0
 CURSOR_HEADER = "Longhaul-Next-After"
 STATUS_HEADER = "Longhaul-Batch-Status"
 _FIRST_DELAY_SECONDS = 0.2
@@ -25,6 +26,7 @@ _ADVICE = {
     401: " Set --api-key or LONGHAUL_API_KEY.",
     404: " 'longhaul list' shows the jobs there are.",
 }
+_DOCTOR = " 'longhaul doctor' tells what is wrong."
 _OTHER_SERVER = " Check --url or LONGHAUL_API_URL."
 
 
@@ -33,7 +35,7 @@ class ServerUnreachable(errors.LonghaulError):
 
 
 class ServerBusy(ServerUnreachable):
-    """{url} cannot do this at the moment: {reason}."""
+    """{url} cannot do this at the moment: {reason}.{advice}"""
 
 
 class ServerRefused(errors.LonghaulError):
@@ -63,8 +65,8 @@ class Batch(schema.Batch):
 class Client:
     """One server and one API key.
 
-    Every call is safe to repeat, so a lost connection and an overloaded server are met by trying again,
-    for `patience_seconds` in all; `on_retry` is told the reason each time.
+    Every call is safe to repeat, so a lost connection and an overloaded server are met by trying again, for
+    `patience_seconds` in all, which calls that hang use up; `on_retry` is told the reason each time.
     """
 
     def __init__(
@@ -73,10 +75,11 @@ class Client:
         api_key: str | None = None,
         *,
         patience_seconds: float = 5.0,
-        read_seconds: float = 300.0,
+        read_seconds: float = 60.0,
         on_retry: Callable[[str], None] = lambda reason: None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         if not self.url.startswith(("http://", "https://")):
@@ -85,10 +88,9 @@ class Client:
             raise errors.InvalidRequest("The API key has characters that no key has: check LONGHAUL_API_KEY.")
         self._patience_seconds = patience_seconds
         self._on_retry = on_retry
-        self._sleep = sleep
+        self._sleep, self._clock = sleep, clock
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            # A large upload is answered only when it lies in the store.
             timeout=httpx.Timeout(60.0, connect=5.0, read=read_seconds),
             transport=transport,
         )
@@ -108,9 +110,11 @@ class Client:
                 f"{self.url}/v1/files",
                 data={"purpose": "batch"},
                 files={"file": (name, stream, "application/jsonl")},
+                # A large one is answered only when it lies in the store.
+                timeout=httpx.Timeout(60.0, connect=5.0, read=_UPLOAD_SECONDS),
             )
 
-        return str(self._json(self._patiently(send))["id"])
+        return str(self._json(self._patiently(send, long=True))["id"])
 
     def uploaded(self, name: str, size: int) -> str | None:
         """Return the id of a file uploaded under this name with this size (bytes), if there is one."""
@@ -220,11 +224,14 @@ class Client:
             finally:
                 response.close()
 
-    def _patiently(self, send: Callable[[], httpx.Response]) -> httpx.Response:
-        """Send until an answer comes that trying again would not change."""
+    def _patiently(self, send: Callable[[], httpx.Response], long: bool = False) -> httpx.Response:
+        """Send until an answer comes that trying again would not change.
+
+        Of a `long` call only the pauses count: an upload that breaks off after minutes is worth another try.
+        """
         waited, delay = 0.0, _FIRST_DELAY_SECONDS
         while True:
-            pause, patience, busy = delay, self._patience_seconds, False
+            pause, patience, status, began = delay, self._patience_seconds, None, self._clock()
             try:
                 response = send()
             except httpx.InvalidURL as error:
@@ -234,16 +241,22 @@ class Client:
             else:
                 if response.status_code not in _TRY_AGAIN or _code(response) == _FULL:
                     return self._checked(response)
-                busy, reason, asked = True, _message(response), _retry_after(response)
+                status, reason, asked = response.status_code, _message(response), _retry_after(response)
                 pause = min(max(delay, asked), _LONGEST_DELAY_SECONDS)
                 if _code(response) == _RATE:
                     pause, patience = asked, _RATE_PATIENCE_SECONDS
                 response.close()
+            waited += 0.0 if long else self._clock() - began
             if waited >= patience:
-                raise (ServerBusy if busy else ServerUnreachable)(url=self.url, reason=reason)
+                raise self._away(reason, status)
             self._on_retry(reason.rstrip("."))
             self._sleep(pause)
             waited, delay = waited + pause, min(delay * 2, _LONGEST_DELAY_SECONDS)
+
+    def _away(self, reason: str, status: int | None) -> ServerUnreachable:
+        if status is None:
+            return ServerUnreachable(url=self.url, reason=reason)
+        return ServerBusy(url=self.url, reason=reason, advice=_DOCTOR if status == 503 else "")
 
     def _checked(self, response: httpx.Response) -> httpx.Response:
         if response.is_success:
@@ -305,6 +318,9 @@ def _segment(text: str) -> str:
 
 
 def _reason(error: httpx.TransportError) -> str:
+    if isinstance(error, httpx.ReadTimeout):
+        seconds = error.request.extensions["timeout"]["read"]
+        return f"it took the call, but gave no answer in {seconds:g} s"
     return str(error).strip() or type(error).__name__
 
 

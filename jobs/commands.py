@@ -8,7 +8,21 @@ from typing import Any
 import click
 import orjson
 
-from jobs import client, completion, creation, download, masking, progress, schema, standstill, submission
+from jobs import (
+    client,
+    completion,
+    creation,
+    download,
+    listing,
+    masking,
+    places,
+    progress,
+    schema,
+    standstill,
+    submission,
+    terminal,
+    values,
+)
 
 _WATCH_PATIENCE_SECONDS = 60.0
 
@@ -149,7 +163,8 @@ def watch(session: Session, job_id: str) -> None:
     """Show a job's progress until it ends: requests, tokens per second, time left.
 
     On a terminal it is a bar; elsewhere, or with NO_COLOR set, plain lines on standard error. Ctrl-C stops
-    the watching, never the job. A server that restarts meanwhile is waited for.
+    the watching, never the job. A server that restarts meanwhile is waited for. The time left is told once a
+    twentieth of the requests, or fifty, have succeeded before its eyes; loading a model does not count.
 
     \b
     longhaul watch batch_01jx2k5m8q9r3t4v6w7y8z0abc && echo all requests succeeded
@@ -178,6 +193,8 @@ def results(session: Session, job_id: str, place: str | None, only_errors: bool,
     longhaul results batch_01jx2k5m8q9r3t4v6w7y8z0abc --errors --follow
     """
     to = download.targets(job_id, place, only_errors)
+    for path in filter(None, to.values()):
+        places.check(path)
     if session.as_json and None in to.values():
         raise click.UsageError("--json reports on files: say where they go with -o.")
     with session.connect(_WATCH_PATIENCE_SECONDS) as api:
@@ -214,7 +231,10 @@ def cancel(session: Session, job_id: str) -> None:
 @click.option("--after", metavar="ID", help="Go on behind this job.", shell_complete=completion.job_ids)
 @talks_to_server
 def list_jobs(session: Session, limit: int, after: str | None) -> None:
-    """List jobs, newest first: id, state, requests done, failed, model.
+    """List jobs, newest first: id, state, requests done and failed, when it was created, model.
+
+    Below one whose input was refused stands why. Programs read --json: the columns are for people, and a
+    narrow terminal has fewer of them.
 
     \b
     longhaul list --limit 100
@@ -222,16 +242,14 @@ def list_jobs(session: Session, limit: int, after: str | None) -> None:
     """
     with session.connect() as api:
         batches = api.batches(limit, after)
-    for batch in batches:
-        counts = batch.request_counts
-        cells = (
-            batch.id,
-            batch.status,
-            f"{batch.done}/{counts.total}",
-            f"{counts.failed} failed",
-            batch.model,
-        )
-        session.say(batch, "\t".join(cell or "-" for cell in cells))
+    if session.as_json:
+        for batch in batches:
+            click.echo(batch.model_dump_json())
+    elif not batches:
+        click.echo("longhaul: no jobs. Make one: longhaul submit prompts.jsonl", err=True)
+    else:
+        width = terminal.width()
+        click.echo("\n".join(listing.lines(batches, width, terminal.printer(width or listing.UNLIMITED))))
 
 
 CLIENT: list[click.Command] = [submit, status, watch, results, cancel, list_jobs]
@@ -266,14 +284,15 @@ def _report(session: Session, batch: client.Batch) -> None:
 def summary(batch: client.Batch, *written: str) -> str:
     """Return a job in a few lines of words, with the files that were written."""
     counts, usage = batch.request_counts, batch.usage
-    lines = [
-        f"{batch.id} {batch.status}: {counts.completed} completed, {counts.failed} failed of {counts.total}; "
-        f"{usage.input_tokens:,} input and {usage.output_tokens:,} output tokens"
-    ]
     faults = batch.errors.data if batch.errors else []
-    for error in faults[: progress.MOST_FAULTS]:
-        where = f"line {error.line}: " if error.line else ""
-        lines.append(f"  {where}{error.message} ({error.code})")
+    what = (
+        f"{counts.completed:,} completed, {counts.failed:,} failed of {counts.total:,}; "
+        f"{usage.input_tokens:,} input and {usage.output_tokens:,} output tokens"
+    )
+    if faults and not counts.total:
+        what = f"its input was refused, and nothing ran ({values.counted(len(faults), 'error')})"
+    lines = [f"{batch.id} {batch.status}: {what}"]
+    lines += [f"  {listing.fault(error)}" for error in faults[: progress.MOST_FAULTS]]
     if len(faults) > progress.MOST_FAULTS:
         lines.append(f"  and {len(faults) - progress.MOST_FAULTS} more: longhaul status {batch.id} --json")
     lines += [f"  {path}" for path in written]

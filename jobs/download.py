@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import orjson
 
-from jobs import client, errors
+from jobs import client, errors, values
 
 KINDS = ("output", "errors")
 Targets = Mapping[str, Path | None]
@@ -18,7 +18,7 @@ Targets = Mapping[str, Path | None]
 
 
 class NotFinished(errors.LonghaulError):
-    """{job} is {status} ({done} of {total} requests): its files are written when it ends.
+    """{job} is {status} ({done} of {total}): its files are written when it ends.
     Wait with 'longhaul watch {job}', or take what is finished with 'longhaul results {job} --follow'."""
 
 
@@ -45,9 +45,8 @@ def fetch(api: client.Client, batch: client.Batch, to: Targets) -> None:
     Raises NotFinished. A file appears under its name only when it is whole.
     """
     if not batch.ended:
-        raise NotFinished(
-            job=batch.id, status=batch.status, done=batch.done, total=batch.request_counts.total
-        )
+        total = values.counted(batch.request_counts.total, "request")
+        raise NotFinished(job=batch.id, status=batch.status, done=batch.done, total=total)
     sources = {"output": batch.output_file_id, "errors": batch.error_file_id}
     for kind, path in to.items():
         file_id = sources[kind]

@@ -58,7 +58,7 @@ class InvalidInput(Exception):
     """The input file is wrong as a whole; `errors` holds what is wrong with each line, the first 1,000."""
 
     def __init__(self, found: list[schema.LineError]) -> None:
-        super().__init__(f"{len(found)} errors")
+        super().__init__(values.counted(len(found), "error"))
         self.errors = found
 
 

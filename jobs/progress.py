@@ -1,6 +1,5 @@
 """How a running job is shown: a bar on a terminal, plain lines elsewhere, JSON for programs."""
 
-import os
 import sys
 import time
 from collections import deque
@@ -10,6 +9,7 @@ from typing import Protocol, Self
 import click
 from rich import console, progress
 
+from jobs import eta, terminal
 from jobs.client import Batch, Client
 from jobs.standstill import Standstill
 
@@ -20,16 +20,18 @@ _LINE_SECONDS = 5.0
 
 
 class Pace:
-    """How fast a job goes, measured over the last minute of what was seen."""
+    """How fast a job goes, measured over the last minute of what was seen, and how long it still takes."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int, int]] = deque()
+        self._looks: list[eta.Look] = []
 
-    def add(self, at: float, done: int, tokens: int) -> None:
-        """Note a count of requests and tokens at a time (seconds of a monotonic clock)."""
+    def add(self, at: float, done: int, tokens: int, failed: int = 0) -> None:
+        """Note a count of requests, those of them that failed, and of tokens at a time (seconds)."""
         self._seen.append((at, done, tokens))
         while len(self._seen) > 2 and at - self._seen[1][0] > _PACE_SECONDS:
             self._seen.popleft()
+        self._looks = eta.noted(self._looks, eta.Look(at, done - failed, failed))
 
     @property
     def requests_per_second(self) -> float:
@@ -40,9 +42,11 @@ class Pace:
         return self._rate(2)
 
     def eta_seconds(self, left: int) -> float | None:
-        """Return how long `left` requests take at this pace, or None while nothing moves."""
-        rate = self.requests_per_second
-        return left / rate if rate > 0 else None
+        """Return how long `left` requests take, or None while too little is known."""
+        if not self._looks:
+            return None
+        _, completed, failed = self._looks[-1]
+        return eta.seconds_left(self._looks, completed + failed + left)
 
     def _rate(self, column: int) -> float:
         if not self._seen:
@@ -147,8 +151,7 @@ def view(as_json: bool) -> View:
     """Choose the view for where the output goes."""
     if as_json:
         return JsonLines()
-    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty()
-    return Lines() if plain else Bar()
+    return Bar() if terminal.is_lively(sys.stderr) else Lines()
 
 
 def watch(
@@ -167,7 +170,7 @@ def watch(
             batch, now = client.batch(job_id), clock()
             # What is refused while planning says nothing of how fast requests run.
             if batch.status != "validating":
-                pace.add(now, batch.done, batch.usage.output_tokens)
+                pace.add(now, batch.done, batch.usage.output_tokens, batch.request_counts.failed)
             shown.show(batch, pace, now)
             if batch.ended:
                 return batch
@@ -179,9 +182,11 @@ def watch(
 def facts(batch: Batch, pace: Pace) -> str:
     """Return counts, pace and the time left, as far as they are known."""
     counts = batch.request_counts
-    parts = [f"{batch.done}/{counts.total}"]
+    if not counts.total and not batch.ended:
+        return "planning: its lines are read and put in order"
+    parts = [f"{batch.done:,}/{counts.total:,}"]
     if counts.failed:
-        parts.append(f"{counts.failed} failed")
+        parts.append(f"{counts.failed:,} failed")
     if pace.tokens_per_second:
         parts.append(f"{pace.tokens_per_second:,.0f} output tokens/s")
     left = pace.eta_seconds(counts.total - batch.done)

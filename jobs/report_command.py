@@ -7,7 +7,7 @@ from typing import Any
 import click
 import orjson
 
-from jobs import commands, download, errors
+from jobs import commands, download, errors, places
 from jobs.report import charts, draw, page, sources
 
 
@@ -35,6 +35,9 @@ def report(session: commands.Session, subject: str, output: str | None, picture:
     longhaul report out.jsonl --json | jq .latencies.ttft_seconds.percentiles
     """
     _refuse_no_files(output, picture)
+    for place, option in ((output, "-o"), (picture, "--png")):
+        if place:
+            places.check(Path(place), option)
     found = _subject(session, subject)
     _refuse_own_files(found, subject, output, picture)
     if output is None and picture is None and not session.as_json:

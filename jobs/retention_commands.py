@@ -3,7 +3,7 @@
 import click
 import orjson
 
-from jobs import commands, completion, settings
+from jobs import commands, completion, settings, values
 
 
 @click.command(short_help="Delete an ended job and its results.")
@@ -48,7 +48,8 @@ def sweep(dry_run: bool, as_json: bool) -> None:
     for kind, count in sorted(removed.objects.items()):
         facts = {"kind": kind, "objects": count, "bytes": removed.bytes[kind]}
         click.echo(orjson.dumps(facts) if as_json else f"{count:>8}  {removed.bytes[kind]:>14,} B  {kind}")
-    total = f"{removed.objects.total()} objects, {removed.bytes.total():,} bytes"
+    objects, size = removed.objects.total(), removed.bytes.total()
+    total = f"{values.counted(objects, 'object')}, {values.counted(size, 'byte')}"
     click.echo(f"longhaul: {'would remove' if dry_run else 'removed'} {total}", err=True)
 
 

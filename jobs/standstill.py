@@ -1,10 +1,11 @@
-"""Why a job does not move, as far as the queue tells: nobody runs its model, or a step of it fails."""
+"""Why a job does not move: nobody runs its model, a step of it fails, or a worker has only just begun."""
 
 import re
+from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from jobs import errors
+from jobs import errors, values
 from jobs.client import Batch, Client
 
 SECONDS = 10.0
@@ -29,6 +30,12 @@ class FailingView(_View):
     unit: str
     failures: int
     reason: str
+
+
+class WorkerView(_View):
+    state: str
+    models: list[str] = []
+    running: int = 0
 
 
 class QueueView(_View):
@@ -70,6 +77,30 @@ def asked(client: Client, batch: Batch) -> str | None:
         return None
 
 
+def beginning(client: Client, batch: Batch) -> str | None:
+    """Return what a job of which no request has ended waits for, where nothing is wrong."""
+    if batch.ended or batch.done:
+        return None
+    try:
+        workers = [WorkerView.model_validate(one) for one in client.get("/v1/workers")["data"]]
+    except (errors.LonghaulError, ValueError, KeyError):
+        return None
+    return begins(batch, workers)
+
+
+def begins(batch: Batch, workers: Sequence[WorkerView]) -> str | None:
+    """Return how far its workers are: they load the model, or run the first requests."""
+    own = [one for one in workers if batch.model is None or batch.model in one.models]
+    states = {one.state for one in own}
+    if "loading" in states and "serving" not in states:
+        model = batch.model or "its model"
+        return f"a worker loads {model}, a minute or more on the first run, as kernels are compiled"
+    running = sum(one.running for one in own)
+    if batch.status != "in_progress" or not running:
+        return None
+    return f"{values.counted(running, 'request')} in work, of which the first has not ended"
+
+
 class Standstill:
     """Notices that a job does not move, and says why: once, and again when that changes."""
 
@@ -87,7 +118,7 @@ class Standstill:
         if now < self._look_at:
             return None
         self._look_at = now + SECONDS
-        reason = asked(self._client, batch)
+        reason = asked(self._client, batch) or beginning(self._client, batch)
         # How often a step has failed is no other reason.
         kind = reason and re.sub(r"failed (once|\d+ times)", "failed", reason)
         new = reason if kind != self._told else None

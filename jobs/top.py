@@ -2,15 +2,15 @@
 
 import os
 import sys
-from typing import TextIO
 
 import click
 import orjson
-from rich import console
 
-from jobs import commands, top_data, top_view
+from jobs import commands, terminal, top_data, top_view, values
 
-_READ_SECONDS = 10.0
+_READ_SECONDS = 12.0
+"""A server whose Redis or store hangs says so within some ten seconds."""
+_PATIENCE_SECONDS = 3.0
 _JOBS_ONCE = 20
 _WIDTH_ELSEWHERE = 160
 
@@ -34,7 +34,7 @@ def top(session: commands.Session, interval: float, once: bool) -> None:
 
     Keys: q quits; j, k and the arrows scroll; space and b go a page on and back; Tab chooses the list. Where
     the output is no terminal it prints one table, as with --once; --json prints one object, and ends. A
-    server that is away is waited for.
+    server that is away is waited for; --once waits some ten seconds at most (exit code 5).
 
     \b
     longhaul top
@@ -42,7 +42,7 @@ def top(session: commands.Session, interval: float, once: bool) -> None:
     longhaul top --json | jq '.workers[] | {id, output_tokens_per_second}'
     """
     if session.as_json or once or not _on_terminal():
-        with session.connect() as api:
+        with session.connect(_PATIENCE_SECONDS, read_seconds=_READ_SECONDS) as api:
             snapshot = top_data.Reader(api).read(_JOBS_ONCE)
         if session.as_json:
             click.echo(orjson.dumps(snapshot.json()))
@@ -52,30 +52,28 @@ def top(session: commands.Session, interval: float, once: bool) -> None:
     from jobs import top_terminal  # termios is not everywhere
 
     with session.connect(0.0, read_seconds=_READ_SECONDS, on_retry=lambda reason: None) as api:
-        top_terminal.show(top_terminal.Feed(top_data.Reader(api), interval), session.shown_url)
+        feed = top_terminal.Feed(top_data.Reader(api), interval, session.shown_url)
+        top_terminal.show(feed, session.shown_url)
 
 
 def _on_terminal() -> bool:
-    return _is_terminal(sys.stdin) and _is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and stream.isatty()  # None: whoever began this process had closed it
+    # A dumb one cannot be drawn on; one without colour can.
+    streams = (sys.stdin, sys.stdout)
+    return all(map(terminal.is_terminal, streams)) and os.environ.get("TERM") != "dumb"
 
 
 def _print(snapshot: top_data.Snapshot, url: str) -> None:
-    wide = None if _is_terminal(sys.stdout) or "COLUMNS" in os.environ else _WIDTH_ELSEWHERE
-    printed = console.Console(width=wide)
+    printed = terminal.printer(terminal.width(elsewhere=_WIDTH_ELSEWHERE))
     width = printed.width
     parts = (
-        top_view.head(snapshot, top_view.View(), url),
+        top_view.head(snapshot, top_view.View(), url, width),
         top_view.jobs_table(snapshot.jobs, width),
         "",
-        top_view.queue_table(snapshot.queue["models"]),
+        top_view.queue_table(snapshot.queue["models"], width),
         "",
         top_view.workers_table(snapshot.workers, width),
     )
     for part in parts:
         printed.print(part)
     if why := top_view.standing(snapshot.jobs):
-        printed.print(f"\n{top_view.printable(why)}", markup=False)
+        printed.print(f"\n{values.printable(why)}", markup=False)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jobs import client, progress, standstill
+from jobs import client, eta, progress, standstill
 
 _ENDS = ("completed_at", "failed_at", "expired_at", "cancelled_at")
 
@@ -71,14 +71,15 @@ class Reader:
             return None
 
     def _row(self, batch: client.Batch, now: float, why: str | None) -> Row:
-        pace, left = self._paces[batch.id], batch.request_counts.total - batch.done
+        pace, counts = self._paces[batch.id], batch.request_counts
         if batch.status == "in_progress":
-            pace.add(now, batch.done, batch.usage.output_tokens)
+            pace.add(now, batch.done, batch.usage.output_tokens, counts.failed)
         seconds = _seconds(batch, now)
         rate = pace.requests_per_second or batch.done / seconds
         tokens = pace.tokens_per_second or batch.usage.output_tokens / seconds
-        runs = batch.status == "in_progress" and rate > 0
-        counts = batch.request_counts
+        left = pace.eta_seconds(counts.total - batch.done)
+        if left is None:
+            left = eta.since_start(eta.Look(seconds, counts.completed, counts.failed), counts.total)
         return Row(
             batch.id,
             batch.status,
@@ -88,7 +89,7 @@ class Reader:
             counts.failed,
             round(rate, 3),
             round(tokens, 3),
-            round(left / rate, 1) if runs else None,
+            round(left, 1) if left is not None and batch.status == "in_progress" else None,
             why,
         )
 

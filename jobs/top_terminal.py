@@ -14,11 +14,14 @@ from typing import Any
 
 from rich import console, live, text
 
-from jobs import client, errors, top_data, top_view
+from jobs import client, errors, progress, terminal, top_data, top_view, values
 
 _TICK_SECONDS = 0.1
 _REST = 4.0
-"""So many times as long as an answer took the next question waits."""
+"""So many times as long as an answer took the next question waits ..."""
+_MOST_REST = 10.0
+"""... but no longer than this (seconds)."""
+_LATE_SECONDS = 4.0
 _KEYS = {
     b"q": "quit",
     b"Q": "quit",
@@ -45,11 +48,15 @@ class Feed:
     `failed` is what trying again would not change.
     """
 
-    def __init__(self, reader: top_data.Reader, interval: float) -> None:
+    def __init__(
+        self, reader: top_data.Reader, interval: float, url: str, clock: Callable[[], float] = time.time
+    ) -> None:
         self.snapshot: top_data.Snapshot | None = None
-        self.problem: str | None = None
         self.failed: errors.LonghaulError | None = None
-        self._reader, self._interval = reader, interval
+        self._reader, self._interval, self._url, self._clock = reader, interval, url, clock
+        self._answered = clock()
+        self._asked_at: float | None = None
+        self._reason: str | None = None
         self._wanted: tuple[int, str | None] = (50, None)
         self._asked = threading.Event()
         threading.Thread(target=self._run, name="top", daemon=True).start()
@@ -60,18 +67,29 @@ class Feed:
             self._wanted = (most_jobs, after)
             self._asked.set()
 
+    def problem(self) -> str | None:
+        """Return for how long there has been no answer, and why; None while answers come."""
+        now, asked_at = self._clock(), self._asked_at
+        late = asked_at is not None and now - asked_at >= _LATE_SECONDS
+        if self._reason is None and not late:
+            return None
+        since = time.strftime("%H:%M:%S", time.localtime(self._answered))
+        told = f"No answer for {progress.span(max(0.0, now - self._answered))}, since {since}"
+        return f"{told}: {self._reason or 'it is slow, or hangs'} ({self._url})"
+
     def _run(self) -> None:
         while self.failed is None:
-            began = time.monotonic()
+            began, self._asked_at = time.monotonic(), self._clock()
             try:
                 self.snapshot = self._reader.read(*self._wanted)
-                self.problem = None
+                self._answered, self._reason = self._clock(), None
             except client.ServerUnreachable as error:
-                self.problem = f"Trying again: {error.values['reason']} ({error.values['url']})"
+                self._reason = error.values["reason"]
             except errors.LonghaulError as error:
                 self.failed = error
+            self._asked_at = None
             # A server that has much to look through is asked less often.
-            self._asked.wait(max(self._interval, _REST * (time.monotonic() - began)))
+            self._asked.wait(max(self._interval, min(_MOST_REST, _REST * (time.monotonic() - began))))
             self._asked.clear()
 
 
@@ -79,16 +97,17 @@ def show(feed: Feed, url: str) -> None:
     """Draw until somebody presses q; raise what the feed ran into."""
     # LINES and COLUMNS, where a shell exports them, stay what they were when the terminal gets another size.
     environment = {name: value for name, value in os.environ.items() if name not in ("LINES", "COLUMNS")}
-    screen = console.Console(_environ=environment)
+    screen = terminal.printer(_environ=environment)
     view, drawn = top_view.View(), None
     with _keys() as read, _ended_by_signals(), _Drawn(screen) as shown:
         while feed.failed is None:
             size, snapshot = screen.size, feed.snapshot
             feed.want(max(1, size.height), view.after)
-            now = (size, snapshot, view, feed.problem, shown.times)
+            problem = feed.problem()
+            now = (size, snapshot, view, problem, shown.times)
             if now != drawn:
                 drawn = now
-                shown.draw(_picture(snapshot, view, url, feed.problem, size))
+                shown.draw(_picture(snapshot, view, url, problem, size))
             for key in read():
                 if key == "quit":
                     return
@@ -116,7 +135,7 @@ def _picture(
     size: console.ConsoleDimensions,
 ) -> Any:
     if snapshot is None:
-        return text.Text(top_view.printable(problem or f"Asking {url} ..."))
+        return text.Text(values.printable(problem or f"Asking {url} ..."))
     return top_view.screen(snapshot, view, url, problem, (size.width, size.height))
 
 

@@ -1,17 +1,18 @@
 """How `longhaul top` looks: pure functions from a snapshot and the size of the terminal to what is drawn."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from rich import console, progress_bar, table, text
+from rich import console, table, text
 
-from jobs import progress
+from jobs import columns, progress, values
+from jobs.columns import Bar, Column
 from jobs.top_data import Row, Snapshot
 
 Section = Literal["jobs", "queue", "workers"]
 SECTIONS: tuple[Section, ...] = ("jobs", "queue", "workers")
-HELP = "q quit   j k scroll   Tab next list"
+HELP = ("q quit", "j k scroll")
 _STYLES = {
     "in_progress": "cyan",
     "validating": "cyan",
@@ -26,9 +27,8 @@ _STYLES = {
     "retiring": "yellow",
     "draining": "yellow",
 }
-_WIDE, _MIDDLE = 120, 90
-_ID_LETTERS = 16
-"""Enough of a job's id to tell it from others: what follows is random."""
+_WIDE, _NARROW = 120, 60
+_ID_LETTERS, _TIME_LETTERS = 16, 10
 
 
 @dataclass(frozen=True)
@@ -96,30 +96,33 @@ def screen(snapshot: Snapshot, view: View, url: str, problem: str | None, size: 
     room = heights(snapshot, lines)
     rows = page(snapshot, view) or snapshot.jobs  # those of before, until the server has answered
     jobs = jobs_table(rows[: room.jobs], width)
-    queue = queue_table(_part(snapshot.queue["models"], view.moved.get("queue", 0), room.queue))
+    queue = queue_table(_part(snapshot.queue["models"], view.moved.get("queue", 0), room.queue), width)
     workers = workers_table(
         None
         if snapshot.workers is None
         else _part(snapshot.workers, view.moved.get("workers", 0), room.workers),
         width,
     )
-    blocks = [head(snapshot, view, url), jobs, "", queue, "", workers]
+    blocks = [head(snapshot, view, url, width), jobs, "", queue, "", workers]
     taken = sum(block.row_count + 1 if isinstance(block, table.Table) else 1 for block in blocks)
-    blocks += [*[""] * (lines - taken - 1), foot(view, problem or standing(rows))]
+    blocks += [*[""] * (lines - taken - 1), foot(view, problem or standing(rows), width)]
     return console.Group(*(_one_line(block) if isinstance(block, text.Text) else block for block in blocks))
 
 
-def head(snapshot: Snapshot, view: View, url: str) -> text.Text:
-    """Return the first line: where, and how much of everything."""
+def head(snapshot: Snapshot, view: View, url: str, width: int) -> text.Text:
+    """Return the first line: how much of everything, and where; what does not fit is left out whole."""
     models, workers = snapshot.queue["models"], snapshot.workers or ()
     queued, leased = (sum(model[name] for model in models) for name in ("queued", "leased"))
     rate = sum(worker["output_tokens_per_second"] for worker in workers)
-    facts = f"{queued:,} queued, {leased:,} leased"
+    counts = [f"{queued:,} queued", f"{leased:,} leased", values.counted(len(workers), "worker")]
+    counts.append(f"{rate:,.0f} tokens/s")
     if snapshot.queue["control"]:
-        facts += f", {snapshot.queue['control']:,} steps of jobs"
-    facts += f"; {len(workers):,} workers, {rate:,.0f} tokens/s"
-    place = f"   jobs from {len(view.above) + 1:,}" if view.above else ""
-    return text.Text.assemble(("longhaul top   ", "bold"), facts, place, "   ", printable(url))
+        counts.append(values.counted(snapshot.queue["control"], "step") + " of jobs")
+    told = [columns.facts(counts, width, ", ")]
+    told += [f"jobs from {len(view.above) + 1:,}"] * bool(view.above)
+    line = columns.facts([*told, values.printable(url)], width, "   ")
+    title = "longhaul top   "
+    return text.Text.assemble((title if len(title) + len(line) <= width else "", "bold"), line)
 
 
 def standing(rows: Sequence[Row]) -> str | None:
@@ -127,43 +130,49 @@ def standing(rows: Sequence[Row]) -> str | None:
     return next((f"{row.id}: {row.standstill}" for row in rows if row.standstill), None)
 
 
-def foot(view: View, problem: str | None) -> text.Text:
+def foot(view: View, problem: str | None, width: int) -> text.Text:
     """Return the last line: what is wrong, or stands still, else the keys."""
     if problem:
-        return text.Text(printable(problem), style="bold red")
-    return text.Text(f"{HELP} (now {view.focus})", style="dim")
+        return text.Text(values.printable(problem), style="bold red")
+    return text.Text(columns.facts([*HELP, f"Tab next list (now {view.focus})"], width, "   "), style="dim")
 
 
 def jobs_table(rows: Sequence[Row], width: int) -> Any:
     """Return the jobs; a narrow terminal shows less of each."""
     if not rows:
         return text.Text("No jobs. Make one: longhaul submit prompts.jsonl", style="dim")
-    wide, middle = width >= _WIDE, width >= _MIDDLE
-    titles = ["job", "state", "", ">done", *([">failed"] if width >= 60 else [])]
-    titles += [">requests/s", ">tokens/s"] if middle else []
-    made = _table(*titles, ">left", *(["model"] if wide else []))
-    for row in rows:
-        name = row.id if wide else row.id[:_ID_LETTERS]
-        cells: list[Any] = [name, _state(row.status), _bar(row, 20 if wide else 10), _count(row)]
-        if width >= 60:
-            cells.append(text.Text(f"{row.failed:,}", style="red" if row.failed else ""))
-        if middle:
-            cells += [_rate(row.requests_per_second), _rate(row.output_tokens_per_second)]
-        cells.append("" if row.seconds_left is None else progress.span(row.seconds_left))
-        made.add_row(*(_cell(one) for one in [*cells, *([row.model or ""] if wide else [])]))
-    return made
+    left = ["" if row.seconds_left is None else progress.span(row.seconds_left) for row in rows]
+    failed = [_failed(row) for row in rows]
+    return columns.fitted(
+        [
+            Column("job", [_name(row.id, width) for row in rows], whole=True),
+            Column("state", [_state(row.status) for row in rows], rank=1),
+            Column("", [Bar(row.done, row.total, 20 if width >= _WIDE else 10) for row in rows], rank=7),
+            Column("done", [_done(row) for row in rows], number=True),
+            Column("failed", failed, rank=4, number=True),
+            Column("requests/s", [_rate(row.requests_per_second) for row in rows], rank=8, number=True),
+            Column("tokens/s", [_rate(row.output_tokens_per_second) for row in rows], rank=6, number=True),
+            Column("left", left, rank=2, number=True),
+            Column("model", [values.printable(row.model or "") for row in rows], rank=9),
+        ],
+        width,
+    )
 
 
-def queue_table(models: Sequence[dict[str, Any]]) -> Any:
+def queue_table(models: Sequence[dict[str, Any]], width: int) -> Any:
     """Return what is queued and leased, by model and by bucket: the longest prompt it takes, in tokens."""
     if not models:
         return text.Text("No models are served: set LONGHAUL_MODELS.", style="dim")
-    made = _table("model", ">queued", ">leased", "queued, by length of prompt")
-    for model in models:
-        buckets = "  ".join(f"≤{bound} {count:,}" for bound, count in model["buckets"].items())
-        facts = (model["model"], f"{model['queued']:,}", f"{model['leased']:,}", buckets)
-        made.add_row(*map(_cell, facts))
-    return made
+    counts = [
+        Column("model", [values.printable(model["model"]) for model in models]),
+        Column("queued", [f"{model['queued']:,}" for model in models], number=True),
+        Column("leased", [f"{model['leased']:,}" for model in models], rank=1, number=True),
+    ]
+    room = width - columns.narrowest(counts, width) - 2
+    buckets = [_buckets(model["buckets"], room) for model in models]
+    title = "queued, by length of prompt"
+    by_length = Column(title if len(title) <= room else "by length", buckets, rank=2, whole=True)
+    return columns.fitted([*counts, by_length], width)
 
 
 def workers_table(workers: Sequence[dict[str, Any]] | None, width: int) -> Any:
@@ -172,47 +181,51 @@ def workers_table(workers: Sequence[dict[str, Any]] | None, width: int) -> Any:
         return text.Text("This server does not tell of its workers: it is older.", style="dim")
     if not workers:
         return text.Text("No workers: nothing runs. 'longhaul up' starts one.", style="dim")
-    middle = width >= _MIDDLE
-    prompt = [">prompt tokens/s"] if middle else []
-    made = _table("worker", "model", "state", ">batch", *prompt, ">tokens/s", ">shared", ">KV")
-    for one in workers:
-        cells = [one["id"], one["model"] or "(plans)", _state(one["state"])]
-        cells += [f"{one['running']}/{one['capacity']}"]
-        cells += [_rate(one["prompt_tokens_per_second"])] if middle else []
-        cells += [_rate(one["output_tokens_per_second"])]
-        cells += [_percent(one["prefix_hit_ratio"]), _percent(one["kv_usage_ratio"])]
-        made.add_row(*map(_cell, cells))
-    return made
+
+    def numbers(title: str, shown: Callable[[Any], str], name: str, rank: int) -> Column:
+        return Column(title, [shown(one[name]) for one in workers], rank=rank, number=True)
+
+    batches = [f"{one['running']}/{one['capacity']}" for one in workers]
+    return columns.fitted(
+        [
+            Column("worker", [values.printable(one["id"]) for one in workers]),
+            Column("model", [values.printable(one["model"] or "(plans)") for one in workers], rank=5),
+            Column("state", [_state(one["state"]) for one in workers], rank=4),
+            Column("batch", batches, number=True),
+            numbers("prompt tokens/s", _rate, "prompt_tokens_per_second", 9),
+            numbers("tokens/s", _rate, "output_tokens_per_second", 1),
+            numbers("shared", _percent, "prefix_hit_ratio", 7),
+            numbers("KV", _percent, "kv_usage_ratio", 6),
+        ],
+        width,
+    )
 
 
-def printable(words: str) -> str:
-    """Return a text in which nothing can move the cursor or colour the screen."""
-    return "".join(letter if letter.isprintable() else "?" for letter in words)
+def _done(row: Row) -> str:
+    return f"{row.done:,}/{row.total:,}" if row.total else "-"
 
 
-def _table(*titles: str) -> table.Table:
-    made = table.Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    for title in titles:
-        justify: Literal["left", "right"] = "right" if title.startswith(">") else "left"
-        made.add_column(title.removeprefix(">"), justify=justify, no_wrap=True, overflow="ellipsis")
-    return made
-
-
-def _cell(value: Any) -> Any:
-    return text.Text(printable(value)) if isinstance(value, str) else value
+def _failed(row: Row) -> text.Text:
+    # Of a job whose input was refused no request was counted: 0 would read as if none were wrong.
+    return text.Text(f"{row.failed:,}" if row.total else "-", style="red" if row.failed else "")
 
 
 def _state(name: str) -> text.Text:
-    return text.Text(printable(name), style=_STYLES.get(name, ""))
+    return text.Text(values.printable(name), style=_STYLES.get(name, ""))
 
 
-def _bar(row: Row, width: int) -> progress_bar.ProgressBar:
-    total = row.total or 1
-    return progress_bar.ProgressBar(total=total, completed=row.done, width=width)
+def _name(job_id: str, width: int) -> str:
+    """Return as much of a job's id as there is room for; what follows the time in it is random."""
+    if width >= _WIDE:
+        return values.printable(job_id)
+    short = job_id[:_ID_LETTERS] if width >= _NARROW else job_id.removeprefix("batch_")[:_TIME_LETTERS]
+    return values.printable(short)
 
 
-def _count(row: Row) -> str:
-    return f"{row.done:,}/{row.total:,}"
+def _buckets(counts: Mapping[str, int], room: int) -> str:
+    parts = [f"≤{bound} {count:,}" for bound, count in counts.items()]
+    whole = columns.facts(parts, room, "  ")
+    return whole if whole == "  ".join(parts) else columns.facts(parts, room - 3, "  ") + "  …"
 
 
 def _rate(value: float) -> str:

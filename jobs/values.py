@@ -1,4 +1,4 @@
-"""JSON values in the words of messages: their type, or themselves when they are short."""
+"""Values in the words of messages: JSON by its type, or itself when short; numbers with what they count."""
 
 from typing import Any
 
@@ -6,6 +6,16 @@ import orjson
 
 _NAMES = {list: "an array", str: "a string", bool: "a boolean", type(None): "null", dict: "an object"}
 _MOST_CHARACTERS = 80
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with what it counts: `1 worker`, `1,200 workers`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def printable(words: str) -> str:
+    """Return a text in which nothing can move the cursor or colour the screen."""
+    return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
 def kind(value: Any) -> str:

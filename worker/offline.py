@@ -11,7 +11,7 @@ from typing import get_args
 import click
 import orjson
 
-from jobs import errors, plan, progress
+from jobs import errors, places, plan, progress
 from jobs.model_settings import ModelSettings
 from jobs.records import Manifest
 from jobs.settings import Settings
@@ -68,6 +68,7 @@ def run(
     130 interrupted (both resumable).
     """
     _refuse_own_input(source, output)
+    places.check(output)
     changed = {"max_running": max_running, "device": device}
     settings = Settings.load(**{name: value for name, value in changed.items() if value is not None})
     served = settings.models.get(model) or ModelSettings(source=model, engine=engine_name, faults=faults)

@@ -198,7 +198,7 @@ class OfflineJob:
 
     def _run_left(self, planned: Planned, finished: Finished, shown: Shown) -> None:
         """Run the requests that are left; write a part every few seconds, also when interrupted."""
-        running = self._lent() if self._lent else engine.open_engine(self.name, self.model, self.settings)
+        running = self._lent() if self._lent else self._loaded(shown)
         self.began = True
         part = results.Part(self.record.id)
 
@@ -233,6 +233,10 @@ class OfflineJob:
             self._keep(part, finished)
             if self._lent is None:
                 running.close()
+
+    def _loaded(self, shown: Shown) -> engine.Engine:
+        shown.note(f"loading {self.model.source}: a minute or more on the first run, as kernels are compiled")
+        return engine.open_engine(self.name, self.model, self.settings)
 
     def _keep(self, part: results.Part, finished: Finished) -> results.Part:
         """Write a part unless it is empty; return a new one."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from jobs import errors, tokens
+from jobs import errors, places, tokens
 from jobs.settings import Settings
 
 
@@ -63,6 +63,7 @@ def quantize(
     """
     if rtn and calibrate:
         raise click.UsageError("--rtn has no use for a text to calibrate by.")
+    places.check(output)
     settings = Settings.load(**({} if device is None else {"device": device}))
     tokens.import_transformers()
     from worker.engine import EngineConfig

@@ -24,9 +24,13 @@ class Shown:
         )
         for usage in usages:
             self._usage = records.added(self._usage, usage)
-        now = time.monotonic()
-        self._pace.add(now, self._counts.completed + self._counts.failed, self._usage[2])
+        now, counts = time.monotonic(), self._counts
+        self._pace.add(now, counts.completed + counts.failed, self._usage[2], counts.failed)
         self._view.show(self._batch(), self._pace, now)
+
+    def note(self, text: str) -> None:
+        """Say something once."""
+        self._view.note(text)
 
     def _batch(self) -> Batch:
         return Batch(

@@ -107,11 +107,11 @@ export class Job {
     setText(this.under, `${batch.model ?? "Model not known yet"} · ${batch.endpoint} · ${words}`);
     if (over && !summary) return;
     const pace = this.pace.rates(batch);
-    const left = batch.request_counts.total - done(batch);
+    const left = this.pace.secondsLeft(batch);
     const ran = summary?.running_seconds;
     setText(this.tiles.get("speed"), rate(over ? summary.tokens_per_second : pace.tokens));
     setText(this.tiles.get("requests"), rate(over ? (ran ? batch.request_counts.completed / ran : null) : pace.requests));
-    setText(this.tiles.get("eta"), over ? none : pace.requests > 0 ? duration(left / pace.requests) : none);
+    setText(this.tiles.get("eta"), left === null ? none : duration(left));
   }
 
   async loadProfile(signal) {

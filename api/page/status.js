@@ -1,5 +1,6 @@
 // What a job's status looks like: a shape and a word, so that no colour has to be told from another.
 
+import { noted, secondsLeft, sinceStart } from "./eta.js";
 import { h, s, setAttribute, setText } from "./dom.js";
 import { count, percent } from "./text.js";
 
@@ -56,12 +57,23 @@ export class Progress {
 export class Pace {
   constructor() {
     this.seen = [];
+    this.looks = [];
   }
 
   add(batch) {
     const now = Date.now() / 1000;
     this.seen.push([now, done(batch), batch.usage.output_tokens]);
+    const { completed, failed } = batch.request_counts;
+    if (batch.status === "in_progress") this.looks = noted(this.looks, [now, completed, failed]);
     while (this.seen.length > 2 && now - this.seen[1][0] > 60) this.seen.shift();
+  }
+
+  secondsLeft(batch) {
+    if (batch.status !== "in_progress") return null;
+    const { total, completed, failed } = batch.request_counts;
+    const now = Date.now() / 1000;
+    const ran = [now - (batch.in_progress_at ?? now), completed, failed];
+    return secondsLeft([...this.looks, [now, completed, failed]], total) ?? sinceStart(ran, total);
   }
 
   rates(batch) {

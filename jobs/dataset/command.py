@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
-from jobs import errors
+from jobs import errors, places
 from jobs.dataset import command_options
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def generate(**given: Any) -> None:
     shown = report.view()
     try:
         asked = _asked(given)
+        places.check(asked.output)
         with calling.opened(asked, shown) as making:
             if not preview:
                 making.check_recipes()

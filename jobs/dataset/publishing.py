@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from jobs import progress
+from jobs import progress, values
 from jobs.dataset import calling, making, reasons, report, steps, validation
 from jobs.dataset.output import card
 
@@ -29,7 +29,7 @@ def publish(made: making.Making, asked: calling.Asked) -> dict[str, Any]:
 
 def lines(summary: dict[str, Any]) -> list[str]:
     """Return a summary in words."""
-    said = [f"{summary['rows']:,} rows in {summary['directory']}"]
+    said = [f"{values.counted(summary['rows'], 'row')} in {summary['directory']}"]
     apart = [f"{summary[name]:,} {name}" for name in ("failed", "invalid") if summary[name]]
     apart += [f"{count:,} left out by {name}" for name, count in summary["dropped"].items()]
     said += [f"  {', '.join(apart)}"] if apart else []
@@ -59,7 +59,7 @@ def _of_step(name: str, step: dict[str, Any]) -> list[str]:
     earlier = [f"{step[key]:,} {word}" for key, word in words.items() if step[key]]
     rate = step["output_tokens_per_second"]
     said = [
-        f"  {name}: {step['requests']:,} requests"
+        f"  {name}: {values.counted(step['requests'], 'request')}"
         + (f" ({', '.join(earlier)} beside them)" if earlier else "")
         + f", {step['prompt_tokens']:,} prompt tokens ({step['cached_tokens']:,} cached),"
         f" {step['completion_tokens']:,} output tokens in {progress.span(step['seconds'])}"

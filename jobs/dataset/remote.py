@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from jobs import client, download, errors, tokens
+from jobs import client, download, errors, tokens, values
 from jobs.dataset import recipe, work
 
 _REMOTE = "remote.json"
@@ -21,7 +21,7 @@ class JobFailed(errors.LonghaulError):
 
 
 class JobTooLarge(errors.LonghaulError):
-    """{url} refuses a job of {requests:,} requests ({bytes:,} bytes): {reason}. Give a smaller --job-rows."""
+    """{url} refuses a job of {requests} ({bytes:,} bytes): {reason}. Give a smaller --job-rows."""
 
 
 class NotServed(errors.InvalidRequest):
@@ -84,7 +84,12 @@ class Service:
             requests, size = len(job.keys()), job.requests.stat().st_size
             job.remove()
             if refused.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-                raise JobTooLarge(url=self._api.url, requests=requests, bytes=size, reason=refused) from None
+                raise JobTooLarge(
+                    url=self._api.url,
+                    requests=values.counted(requests, "request"),
+                    bytes=size,
+                    reason=refused,
+                ) from None
             raise
         self._note(job, known)
 

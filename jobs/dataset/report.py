@@ -1,7 +1,6 @@
 """What a run says of itself: one live line on a terminal, plain lines elsewhere."""
 
 import math
-import os
 import sys
 import time
 from collections import Counter
@@ -13,7 +12,7 @@ from typing import Protocol, Self
 import click
 from rich import console, live, text
 
-from jobs import progress
+from jobs import progress, terminal
 from jobs.dataset import work
 
 _LINE_SECONDS = 10.0
@@ -134,15 +133,15 @@ class Report:
 
     def _show(self) -> None:
         done = self.counts.done
-        self._pace.add(self._clock(), done.done, done.completion_tokens)
+        self._pace.add(self._clock(), done.done, done.completion_tokens, done.failed)
         self._view.show(self.line())
         left = self.left()
-        if not self._estimated and done.done >= _ESTIMATE_REQUESTS and left:
+        if self._estimated or done.done < _ESTIMATE_REQUESTS or not left:
+            return
+        if (seconds := self._pace.eta_seconds(left)) is not None:
             self._estimated = True
-            if (seconds := self._pace.eta_seconds(left)) is not None:
-                self._view.say(
-                    f"At the pace of the first {done.done}, the other {left:,} take {progress.span(seconds)}."
-                )
+            told = progress.span(seconds)
+            self._view.say(f"At the pace of the first {done.done}, the other {left:,} take {told}.")
 
     def left(self) -> int:
         """Return how many requests are left."""
@@ -228,5 +227,4 @@ class Silent:
 
 def view() -> View:
     """Choose the view for where standard error goes."""
-    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty()
-    return PlainLines() if plain else LiveLine()
+    return LiveLine() if terminal.is_lively(sys.stderr) else PlainLines()

@@ -31,8 +31,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """An API with 200 jobs."""
 
     status = 200
+    delay = 0.0
 
     def do_GET(self) -> None:
+        time.sleep(self.delay)
         body = json.dumps(self._answer()).encode()
         self.send_response(self.status)
         self.send_header("Content-Length", str(len(body)))
@@ -208,9 +210,18 @@ def test_a_server_that_goes_away_is_waited_for(top: Callable[..., Terminal], api
     terminal = top()
     terminal.shows("batch_00003")
     api.stop()
-    terminal.shows("Trying again: ")
+    terminal.shows("No answer for 1s, since ")
     api.start()
     terminal.shows("q quit")
+    terminal.type(b"q")
+    assert terminal.ends() == 0
+
+
+def test_a_server_that_hangs_is_told_while_it_does(top: Callable[..., Terminal], api: Api) -> None:
+    terminal = top()
+    terminal.shows("batch_00003")
+    api.handler.delay = 30.0
+    terminal.shows("it is slow, or hangs")
     terminal.type(b"q")
     assert terminal.ends() == 0
 

@@ -548,7 +548,7 @@ def test_another_autoscaler_of_the_machine_may_have_the_worker_for_control() -> 
         (
             "would_scale",
             {"model": "m", "from": 0, "to": 1, "others": 0, "reason": "why"},
-            "m: would be 0 -> 1 workers: why",
+            "m: would be 0 -> 1 worker: why",
         ),
     ],
 )

@@ -75,6 +75,36 @@ def test_patience_ends_with_an_error_that_names_the_url() -> None:
     assert 5 <= sum(server.slept) <= 10
 
 
+class Clock:
+    """Time that passes while a call hangs."""
+
+    def __init__(self, server: Server, seconds: float) -> None:
+        self._server, self._seconds = server, seconds
+
+    def __call__(self) -> float:
+        return len(self._server.requests) * self._seconds
+
+
+def test_calls_that_hang_use_up_the_patience() -> None:
+    away = errors.Unavailable("The queue (Redis) does not answer at the moment.").body()
+    server = Server(*[httpx.Response(503, json=away)] * 50)
+    with pytest.raises(client.ServerBusy, match=r"queue \(Redis\) does not answer.*longhaul doctor"):
+        server.client(patience_seconds=5, clock=Clock(server, 10.0)).batch("batch_1")
+    assert len(server.requests) == 1
+
+
+def test_an_upload_that_broke_off_after_minutes_is_tried_again() -> None:
+    server = Server(httpx.WriteError("broken pipe"), httpx.Response(200, json={"id": "file-1"}))
+    sends = server.client(patience_seconds=5, clock=Clock(server, 300.0))
+    assert sends.upload("in.jsonl", io.BytesIO(b"{}")) == "file-1"
+
+
+def test_a_server_that_takes_a_call_and_says_nothing_is_told_so() -> None:
+    server = Server(*[httpx.ReadTimeout("timed out")] * 50)
+    with pytest.raises(client.ServerUnreachable, match="it took the call, but gave no answer in 12 s"):
+        server.client(patience_seconds=0, read_seconds=12).batch("batch_1")
+
+
 def test_refusal_is_not_tried_again_and_keeps_the_servers_words() -> None:
     server = Server(httpx.Response(409, json=errors.Conflict("That key had another body.").body()))
     with pytest.raises(client.ServerRefused, match="That key had another body") as caught:

@@ -22,7 +22,7 @@ def test_pace_is_that_of_the_last_minute_not_of_the_whole_job() -> None:
     for second in range(0, 600, 10):
         pace.add(second, second // 10, 0)
     for second in range(600, 700, 10):
-        pace.add(second, second, 0)
+        pace.add(second, second - 540, 0)
     assert pace.requests_per_second == pytest.approx(1.0)
     assert pace.eta_seconds(30) == pytest.approx(30)
 
@@ -37,10 +37,21 @@ def test_nothing_is_promised_before_something_moved() -> None:
 
 def test_facts_tell_counts_pace_and_time_left() -> None:
     pace = progress.Pace()
-    pace.add(0, 0, 0)
-    pace.add(10, 5, 12_340)
-    job = seen(request_counts=counts(4, 1))
-    assert progress.facts(job, pace) == "5/10  1 failed  1,234 output tokens/s  eta 10s"
+    for second in range(0, 60, 10):
+        pace.add(second, second * 20 + 1, second * 1234, failed=1)
+    job = seen(request_counts=counts(1000, 1, 2001))
+    assert progress.facts(job, pace) == "1,001/2,001  1 failed  1,234 output tokens/s  eta 50s"
+
+
+def test_requests_that_fail_at_once_make_nothing_faster() -> None:
+    pace = progress.Pace()
+    for second in range(0, 60, 10):
+        pace.add(second, second + second * 50, 0, failed=second * 50)
+    assert pace.eta_seconds(100) == pytest.approx(100)
+
+
+def test_a_job_without_counts_says_what_happens() -> None:
+    assert progress.facts(seen(status="validating"), progress.Pace()).startswith("planning")
 
 
 @pytest.mark.parametrize(

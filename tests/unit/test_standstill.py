@@ -47,12 +47,39 @@ def test_the_reason_is_the_first_that_holds(state: str, queue: dict[str, Any], r
     assert standstill.why(job(status=state), view(**queue)) == reason
 
 
+@pytest.mark.parametrize(
+    ("state", "workers", "words"),
+    [
+        ("validating", [("loading", "b", 0)], "a worker loads b, a minute or more on the first run"),
+        ("in_progress", [("loading", "b", 0), ("serving", "a", 9)], "a worker loads b"),
+        (
+            "in_progress",
+            [("loading", "b", 0), ("serving", "b", 1)],
+            "1 request in work, of which the first has",
+        ),
+        ("in_progress", [("serving", "b", 64)], "64 requests in work"),
+        ("validating", [("serving", "b", 64)], None),
+        ("in_progress", [("serving", "a", 64)], None),
+        ("in_progress", [], None),
+    ],
+)
+def test_a_job_that_has_just_begun_says_what_its_workers_do(
+    state: str, workers: list[tuple[str, str, int]], words: str | None
+) -> None:
+    views = [standstill.WorkerView(state=one, models=[model], running=count) for one, model, count in workers]
+    said = standstill.begins(job(status=state), views)
+    assert said is None if words is None else words in (said or "")
+
+
 class Server:
     """A client that answers what the test puts there."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.answer: Any = view().model_dump()
+
+    def get(self, path: str) -> dict[str, Any]:
+        return {"data": []}
 
     def queue(self) -> dict[str, Any]:
         self.asked += 1

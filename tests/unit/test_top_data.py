@@ -56,11 +56,16 @@ def test_the_first_look_tells_the_pace_since_the_job_began() -> None:
 
 def test_later_looks_tell_the_pace_of_late() -> None:
     api = Api(running("batch_1", 20, 400))
-    looks = reader(api, 110, 112)
-    looks.read(10)
-    api.jobs = [running("batch_1", 40, 1000)]
-    (row,) = looks.read(10).jobs
-    assert (row.requests_per_second, row.output_tokens_per_second, row.seconds_left) == (10, 300, 6)
+    looks = reader(api, 110, 112, 114, 116)
+    for more in range(4):
+        api.jobs = [running("batch_1", 20 + 10 * more, 400 + 600 * more)]
+        (row,) = looks.read(10).jobs
+    assert (row.requests_per_second, row.output_tokens_per_second, row.seconds_left) == (5, 300, 10)
+
+
+def test_little_of_a_job_promises_no_end() -> None:
+    (row,) = reader(Api(running("batch_1", 5, 400)), 110).read(10).jobs
+    assert (row.requests_per_second, row.seconds_left) == (0.5, None)
 
 
 def test_a_job_that_ended_has_the_pace_it_had_and_no_time_left() -> None:

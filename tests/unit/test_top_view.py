@@ -56,7 +56,7 @@ def test_everything_is_shown_on_a_wide_terminal() -> None:
     lines = "\n".join(drawn(snapshot()))
     for words in (
         *("batch_00000000000000000000000001", "in_progress", "1,234/50,000", "12.3", "2,346", "1h01m"),
-        *("1,100 queued, 64 leased, 1 steps of jobs; 1 workers, 56 tokens/s", "≤128 1,000  ≤512 100"),
+        *("1,100 queued, 64 leased, 1 worker, 56 tokens/s, 1 step of jobs", "≤128 1,000  ≤512 100"),
         *("host-0", "5/64", "55.5", "40%", "q quit"),
     ):
         assert words in lines
@@ -67,6 +67,16 @@ def test_it_fits_any_terminal_without_wrapping(size: tuple[int, int]) -> None:
     lines = drawn(snapshot(jobs=100, models=9, workers=50, more=True), size)
     assert len(lines) <= max(size[1], 10)
     assert max(map(len, lines)) <= size[0]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_shows_fewer_numbers_but_cuts_none(width: int) -> None:
+    lines = drawn(snapshot(jobs=3, models=2, workers=2), (width, 24))
+    for words in ("1,234/50,000", "1h01m", "2,200 queued", "1,100", "64", "5/64", "55.5"):
+        assert any(words in line for line in lines), words
+    cut = [word for line in lines for word in line.split() if word.endswith("…") and word[0].isdigit()]
+    assert not cut
+    assert width >= 80 or not any("·" in line for line in lines), "the bar gives way first"
 
 
 def test_it_fills_the_terminal_to_the_last_line_and_no_further() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import yaml
 
-from jobs import masking
+from jobs import masking, values
 from jobs.dataset.output import markdown, shards, shown
 
 _SIZES = (
@@ -126,8 +126,9 @@ def _rows(facts: Facts) -> int:
 
 def _opening(facts: Facts) -> str:
     revision = f" at revision {markdown.code(facts.revision)}" if facts.revision else ""
+    rows = values.counted(_rows(facts), "row")
     return (
-        f"{_rows(facts):,} rows with outputs of the language model {markdown.code(facts.model)}{revision}, "
+        f"{rows} with outputs of the language model {markdown.code(facts.model)}{revision}, "
         "made by `longhaul generate`."
     )
 

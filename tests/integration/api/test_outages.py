@@ -44,6 +44,7 @@ def test_a_create_while_redis_is_away_is_completed_by_its_retry(
         own_redis.server.stop()
         answer = api.http.post("/v1/batches", json=BODY, headers=key)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+        assert "with an Idempotency-Key" in answer.json()["error"]["message"]
         assert api.http.get("/readyz").status_code == 503
         assert api.http.get("/healthz").status_code == 200
         assert "longhaul_redis_up 0.0" in api.http.get("/metrics").text
@@ -70,7 +71,11 @@ def test_a_redis_that_hangs_becomes_a_503_and_files_go_on(
         os.kill(pid, signal.SIGSTOP)
         try:
             began = time.monotonic()
-            assert api.http.get(f"/v1/batches/{batch_id}").status_code == 503
+            answer = api.http.get(f"/v1/batches/{batch_id}")
+            assert answer.status_code == 503
+            assert answer.json()["error"]["message"] == (
+                "The queue (Redis) does not answer at the moment. Send the request again."
+            ), "a read needs no Idempotency-Key"
             assert time.monotonic() - began < 12
             assert api.http.get("/v1/files").status_code == 200
             assert api.http.get("/healthz").status_code == 200

@@ -69,11 +69,12 @@ def test_the_live_line_tells_count_rate_tokens_hits_failures_and_time_left() -> 
     told.invalid(2)
     with told.job() as hear:
         hear(work.Progress())
-        clock.now += 10
-        hear(work.Progress(200, 3, 4000, 1000, 5000))
+        for part in (1, 2):
+            clock.now += 5
+            hear(work.Progress(100 * part, 0, 2000 * part, 500 * part, 2500 * part))
     assert shown.lines[0].startswith("generate  90/990")
-    assert shown.lines[1] == (
-        "generate  290/990  20.0/s  500 output tokens/s  prefix hits 25%  13 failed  2 invalid  35s left"
+    assert shown.lines[2] == (
+        "generate  290/990  20.0/s  500 output tokens/s  prefix hits 25%  10 failed  2 invalid  35s left"
     )
 
 

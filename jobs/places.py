@@ -1,0 +1,31 @@
+"""Whether a place that was named for output can be written: asked before anything is loaded or computed."""
+
+import tempfile
+from pathlib import Path
+
+from jobs import errors
+
+
+class CannotWrite(errors.InvalidRequest):
+    """{path} cannot be written: no file can be made in {directory} ({reason}). Name another with {option}."""
+
+
+def check(path: Path, option: str = "-o") -> None:
+    """Refuse a file or a directory that could not be made, with the directories on the way to it.
+
+    Nothing is left behind. Raises CannotWrite.
+    """
+    directory = _existing(path.resolve())
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".longhaul-"):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CannotWrite(path=path, directory=directory, reason=reason, option=option) from None
+
+
+def _existing(path: Path) -> Path:
+    """Return the directory in which the first thing would be made on the way to a path."""
+    if path.is_dir():
+        return path
+    return next(parent for parent in path.parents if parent.exists())
