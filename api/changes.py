@@ -60,17 +60,16 @@ class Changes:
         self._look = Look(context)
         self._listeners: Counter[str] = Counter()
         self._left: dict[str, float] = {}
+        self._known: frozenset[str] = frozenset()
         self._fresh, self._wake = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def check_room(self, tenant: str) -> None:
-        """Raise Unavailable when too many listen."""
-        if self._listeners[tenant] >= MOST_OF_TENANT or self._listeners.total() >= MOST_LISTENERS:
-            raise errors.Unavailable("Too many listen to events. Ask again later, or look now and then.")
-
     @contextlib.contextmanager
     def listening(self, tenant: str) -> Iterator[None]:
-        """Have the tenant's jobs looked at meanwhile."""
+        """Have the tenant's jobs looked at meanwhile; raise Unavailable when too many listen."""
+        # Nothing is awaited between the look and the count: of many who come at once none slips in.
+        if self._listeners[tenant] >= MOST_OF_TENANT or self._listeners.total() >= MOST_LISTENERS:
+            raise errors.Unavailable("Too many listen to events. Ask again later, or look now and then.")
         self._listeners[tenant] += 1
         self._wake.set()
         if self._task is None or self._task.done():
@@ -83,7 +82,7 @@ class Changes:
 
     async def known(self, tenant: str) -> None:
         """Wait until the tenant's jobs have been looked at once: from then on nothing is missed."""
-        while tenant not in self._look.batches and self.reachable:
+        while tenant not in self._known and self.reachable:
             await self._fresh.wait()
 
     async def wait(self, seconds: float) -> None:
@@ -117,6 +116,8 @@ class Changes:
             self._wake.clear()
             began = time.monotonic()
             reachable, found = await asyncio.to_thread(self._look, tenants)
+            looked = frozenset(tenants)
+            self._known = looked if reachable else self._known & looked
             if reachable != self.reachable:
                 self.reachable = reachable
                 found.insert(0, (None, "status", {"reachable": reachable}))

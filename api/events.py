@@ -50,22 +50,22 @@ async def get_events(
             return False
 
     changes: Changes = request.app.state.changes
-    changes.check_room(tenant)
-    request.scope[protocol.ENDLESS] = True
-    return _Events(_stream(changes, tenant, last_event_id or "", still_theirs))
+    return _Events(changes, tenant, _stream(changes, tenant, last_event_id or "", still_theirs))
 
 
 class _Events(StreamingResponse):
-    """Streams events, and stops listening however that ends."""
+    """Streams events to a listener who counts from its first byte on until it ends, however that is."""
 
-    def __init__(self, stream: AsyncGenerator[str, None]) -> None:
+    def __init__(self, changes: Changes, tenant: str, stream: AsyncGenerator[str, None]) -> None:
         super().__init__(stream, media_type="text/event-stream", headers=_HEADERS)
-        self._stream = stream
+        self._changes, self._tenant, self._stream = changes, tenant, stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve it."""
+        """Serve it; raise Unavailable, before anything is sent, when too many listen."""
         try:
-            await super().__call__(scope, receive, send)
+            with self._changes.listening(self._tenant):
+                scope[protocol.ENDLESS] = True
+                await super().__call__(scope, receive, send)
         finally:
             await self._stream.aclose()
 
@@ -74,24 +74,23 @@ async def _stream(
     changes: Changes, tenant: str, last_id: str, still_theirs: Callable[[], bool]
 ) -> AsyncGenerator[str, None]:
     number, sent_at = _number(changes, last_id), time.monotonic()
-    with changes.listening(tenant):
-        await changes.known(tenant)
-        while True:
-            news = None if number is None else changes.after(number, tenant)
-            if news is None:
-                text = _event(changes, changes.last, "reset", orjson.dumps({"reachable": changes.reachable}))
-            else:
-                text = "".join(_event(changes, one.number, one.name, one.data) for one in news)
-            number = changes.last
-            left = HEARTBEAT_SECONDS - (time.monotonic() - sent_at)
-            if not text and left > 0:
-                await changes.wait(left)
-                continue
-            # A key may have been revoked since. The store is read for that now and then.
-            if not await asyncio.to_thread(still_theirs):
-                return
-            yield text or ":\n\n"
-            sent_at = time.monotonic()
+    await changes.known(tenant)
+    while True:
+        news = None if number is None else changes.after(number, tenant)
+        if news is None:
+            text = _event(changes, changes.last, "reset", orjson.dumps({"reachable": changes.reachable}))
+        else:
+            text = "".join(_event(changes, one.number, one.name, one.data) for one in news)
+        number = changes.last
+        left = HEARTBEAT_SECONDS - (time.monotonic() - sent_at)
+        if not text and left > 0:
+            await changes.wait(left)
+            continue
+        # A key may have been revoked since. The store is read for that now and then.
+        if not await asyncio.to_thread(still_theirs):
+            return
+        yield text or ":\n\n"
+        sent_at = time.monotonic()
 
 
 def _number(changes: Changes, last_id: str) -> int | None:

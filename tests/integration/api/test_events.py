@@ -2,9 +2,11 @@
 
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,6 +134,22 @@ def test_only_so_many_of_a_tenant_listen_and_who_leaves_makes_room(
         refused = api.http.get("/v1/events")
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     until(lambda: _heads(api) == 200)
+
+
+def test_of_a_rush_only_so_many_get_in_and_all_who_leave_make_room(api: Api) -> None:
+    host, port = api.url.removeprefix("http://").split(":")
+    ask = b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for _ in range(2):
+        with contextlib.ExitStack() as open_links:
+            links = [
+                open_links.enter_context(socket.create_connection((host, int(port)), timeout=15))
+                for _ in range(changes.MOST_OF_TENANT + 28)
+            ]
+            for link in links:
+                link.sendall(ask)
+            told = Counter(link.recv(12) for link in links)
+        assert told == {b"HTTP/1.1 200": changes.MOST_OF_TENANT, b"HTTP/1.1 503": 28}
+        until(lambda: api.app.state.changes._listeners.total() == 0)
 
 
 def _heads(api: Api) -> int:
