@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import redis
 
-from jobs import deletion, errors, ids, schema, views
+from jobs import deletion, errors, ids, index, schema, views
 from jobs.creation import refusal
 from jobs.ledger import Job, Ledger, State
 from jobs.memo import Memo
@@ -43,12 +43,8 @@ class Batches:
         """Return up to `limit` Batches behind `after`, newest first, and whether there are more."""
         if after is not None and not _is_batch_id(after):
             raise refusal(f"after must be the id of a batch, not {after!r:.80}.", "after")
-        prefix = f"job-index/{tenant}/"
-        names = sorted((found.key.removeprefix(prefix) for found in self.store.list(prefix)), reverse=True)
-        if after is not None:
-            names = [name for name in names if name < after]
-        shown = names[:limit]
-        return self._views(tenant, shown), len(names) > limit
+        names = index.newest(self.store, tenant, limit + 1, after)
+        return self._views(tenant, names[:limit]), len(names) > limit
 
     def shown(self, record: JobRecord) -> schema.Batch:
         """Return the Batch of a job that was accepted just now, even if Redis went away since."""

@@ -11,8 +11,16 @@ _ID = re.compile(rf"(batch_|file-)[{_ALPHABET}]{{26}}[a-z_]{{0,12}}")
 
 def ulid() -> str:
     """Return 26 characters that sort by time of creation (milliseconds), random after that."""
-    number = time.time_ns() // 1_000_000 << 80 | int.from_bytes(os.urandom(10), "big")
-    return "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
+    return _letters(time.time_ns() // 1_000_000 << 80 | int.from_bytes(os.urandom(10), "big"), 26)
+
+
+def time_part(at: float) -> str:
+    """Return the 10 characters that `ulid` begins with at a time (unix s)."""
+    return _letters(int(at * 1000), 10)
+
+
+def _letters(number: int, count: int) -> str:
+    return "".join(_ALPHABET[number >> 5 * place & 31] for place in reversed(range(count)))
 
 
 def batch_id() -> str:

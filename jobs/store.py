@@ -62,8 +62,11 @@ class ObjectStore(Protocol):
         """Return the bytes of an object, None if there is none."""
         ...
 
-    def list(self, prefix: str) -> Iterator[Object]:
-        """Yield the objects whose keys begin with `prefix` (any beginning, also half a name), in no order."""
+    def list(self, prefix: str, after: str = "", before: str = "") -> Iterator[Object]:
+        """Yield the objects whose keys begin with `prefix` (any beginning, also half a name), in no order.
+
+        With `after` or `before`: only those whose keys sort behind the one, or before the other.
+        """
         ...
 
     def delete(self, key: str) -> None:

@@ -87,9 +87,9 @@ class FaultyStore:
         with self._faulty("size"):
             return self._inner.size(key)
 
-    def list(self, prefix: str) -> Iterator[store.Object]:
+    def list(self, prefix: str, after: str = "", before: str = "") -> Iterator[store.Object]:
         with self._faulty("list"):
-            yield from self._inner.list(prefix)
+            yield from self._inner.list(prefix, after, before)
 
     def delete(self, key: str) -> None:
         with self._faulty("delete"):

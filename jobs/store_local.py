@@ -75,9 +75,13 @@ class LocalStore:
                 return None
             return found.st_size if stat.S_ISREG(found.st_mode) else None
 
-    def list(self, prefix: str) -> Iterator[store.Object]:
+    def list(self, prefix: str, after: str = "", before: str = "") -> Iterator[store.Object]:
         folder, _, beginning = store.checked_prefix(prefix).rpartition("/")
-        return self._walk(f"{folder}/" if folder else "", beginning)
+
+        def wanted(key: str) -> bool:
+            return key > after and (not before or key < before)
+
+        return self._walk(f"{folder}/" if folder else "", beginning, wanted)
 
     def delete(self, key: str) -> None:
         path = self.path(key)
@@ -176,8 +180,8 @@ class LocalStore:
             fcntl.flock(lock, fcntl.LOCK_EX)
             return not target.exists() and _replace(draft, target)
 
-    def _walk(self, folder: str, beginning: str) -> Iterator[store.Object]:
-        """Yield the objects below `folder` ('' or 'a/b/') whose next name starts with `beginning`."""
+    def _walk(self, folder: str, beginning: str, wanted: Callable[[str], bool]) -> Iterator[store.Object]:
+        """Yield the wanted objects below `folder` ('' or 'a/b/') whose next name starts with `beginning`."""
         with self.explained(folder):
             try:
                 entries = os.scandir(self._root / folder)
@@ -189,7 +193,9 @@ class LocalStore:
                     continue
                 key = folder + entry.name
                 if entry.is_dir():
-                    yield from self._walk(f"{key}/", "")
+                    yield from self._walk(f"{key}/", "", wanted)
+                    continue
+                if not wanted(key):
                     continue
                 with suppress(FileNotFoundError):  # deleted since the directory was read
                     found = entry.stat()

@@ -24,6 +24,8 @@ _URL = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(/(?P<prefi
 _TAKEN_OR_IN_FLUX = (409, 412)
 _CONDITION_NOT_KNOWN = (400, 405, 501)
 _NOT_LISTED = (400, 403, 405, 501)
+_FIRST_KEYS = 200
+"""Of a listing with an end the first answer has so many: what lies behind the end is read in vain."""
 
 
 class S3Store:
@@ -101,8 +103,8 @@ class S3Store:
         reply = self._head(key)
         return None if reply is None else int(reply.fields["ContentLength"])
 
-    def list(self, prefix: str) -> Iterator[store.Object]:
-        return self._list(self._prefix + store.checked_prefix(prefix))
+    def list(self, prefix: str, after: str = "", before: str = "") -> Iterator[store.Object]:
+        return self._list(self._prefix + store.checked_prefix(prefix), after, before)
 
     def delete(self, key: str) -> None:
         # One at a time: some servers have no multi-object delete.
@@ -172,14 +174,17 @@ class S3Store:
                 return
             more = {"KeyMarker": found[-1]["Key"], "UploadIdMarker": found[-1]["UploadId"]}
 
-    def _list(self, prefix: str) -> Iterator[store.Object]:
-        more: dict[str, Any] = {}
+    def _list(self, prefix: str, after: str, before: str) -> Iterator[store.Object]:
+        more: dict[str, Any] = {"StartAfter": self._key(after)} if after else {}
+        if before:
+            more["MaxKeys"] = _FIRST_KEYS
         while True:
             page = self._calls("list_objects_v2", Prefix=prefix, **more).fields
             for item in page.get("Contents", ()):
-                yield store.Object(
-                    item["Key"].removeprefix(self._prefix), item["Size"], item["LastModified"].timestamp()
-                )
+                key = item["Key"].removeprefix(self._prefix)
+                if before and key >= before:  # keys come in their order
+                    return
+                yield store.Object(key, item["Size"], item["LastModified"].timestamp())
             if not page.get("IsTruncated"):
                 return
             more = {"ContinuationToken": page["NextContinuationToken"]}

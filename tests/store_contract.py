@@ -115,6 +115,20 @@ class StoreContract:
         assert found("jobs/2/") == found("none") == []
         assert list(objects.list("jobs/1/parts/6")) == [Object("jobs/1/parts/6-c", 2)]
 
+    def test_list_yields_keys_between_two_that_need_not_exist(self, objects: ObjectStore) -> None:
+        keys = [f"index/t/batch_{name}" for name in ("01a", "01b", "02a", "03z")]
+        for key in [*keys, "index/u/batch_01c"]:
+            objects.put(key, b"")
+
+        def found(after: str, before: str = "") -> list[str]:
+            return sorted(found.key for found in objects.list("index/t/", after, before))
+
+        assert found("") == found("index/t/batch_00") == keys
+        assert found(keys[0]) == found("index/t/batch_01aa") == keys[1:]
+        assert found(keys[3]) == found("index/u") == []
+        assert found("", keys[2]) == found("", "index/t/batch_01c") == keys[:2]
+        assert found(keys[0], keys[2]) == keys[1:2]
+
     def test_what_is_listed_may_be_deleted_on_the_way(self, objects: ObjectStore) -> None:
         for n in range(30):
             objects.put(f"jobs/{n % 3}/parts/{n}", b"x")
