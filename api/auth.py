@@ -19,6 +19,8 @@ bearer = HTTPBearer(
 class NoKeyYet(errors.Unauthorized):
     """No API key exists: only localhost is answered. On the server: 'longhaul keys create TENANT'."""
 
+    code = "no_api_key_yet"
+
 
 def authenticate(
     request: Request,

@@ -3,6 +3,8 @@
 const NAME = "longhaul-key";
 const PATIENCE_MS = 60_000;
 
+export const SILENT = "The API does not answer.";
+
 export const key = {
   get: () => sessionStorage.getItem(NAME),
   set: (value) => sessionStorage.setItem(NAME, value),
@@ -10,10 +12,16 @@ export const key = {
 };
 
 export class ApiError extends Error {
-  constructor(status, message, retrySeconds) {
+  constructor(status, message, { retrySeconds, code } = {}) {
     super(message);
     this.status = status;
     this.retrySeconds = retrySeconds;
+    this.code = code;
+  }
+
+  // What is wrong. What to do when something is away, the page does by itself.
+  get problem() {
+    return this.status === 503 ? this.message.replace(/(?<=\.) .*$/s, "") : this.message;
   }
 }
 
@@ -22,13 +30,14 @@ export function headers(more = {}) {
 }
 
 export async function failure(response) {
-  let message = `The API answered ${response.status}.`;
+  let said = {};
   try {
-    message = (await response.json()).error.message || message;
+    said = (await response.json()).error ?? {};
   } catch {
     // A proxy's own page: the status has to do.
   }
-  return new ApiError(response.status, message, Number(response.headers.get("Retry-After")) || 5);
+  return new ApiError(response.status, said.message || `The API answered ${response.status}.`,
+    { code: said.code, retrySeconds: Number(response.headers.get("Retry-After")) || 5 });
 }
 
 export async function call(path, { method = "GET", signal } = {}) {
@@ -38,10 +47,16 @@ export async function call(path, { method = "GET", signal } = {}) {
     response = await fetch(`v1/${path}`, { method, headers: headers(), cache: "no-store", signal: AbortSignal.any(signals) });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new ApiError(0, "The API does not answer.", 3);
+    throw new ApiError(0, SILENT, { retrySeconds: 3 });
   }
   if (!response.ok) throw await failure(response);
   return response.json();
+}
+
+// What a command needs to find this server.
+export function urlOption() {
+  const { origin, pathname } = location;
+  return origin === "http://127.0.0.1:8000" ? "" : ` --url ${origin}${pathname.replace(/\/$/, "")}`;
 }
 
 // Saved by way of memory: a link could not send the key.

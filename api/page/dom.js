@@ -30,15 +30,37 @@ export function setAttribute(element, name, value) {
   else if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
 }
 
-// A table whose wide content scrolls by itself; the region can be reached and scrolled by keyboard.
+// A table whose wide content scrolls by itself; the region can be reached and scrolled by keyboard. Where the screen
+// is narrow, three columns and more become lines with labels: roles are named, as what is laid out so has none.
+export class Table {
+  constructor(caption, columns) {
+    this.caption = caption;
+    this.columns = columns;
+    this.body = h("tbody", { role: "rowgroup" });
+    const head = columns.map(({ title, kind }) => h("th", { scope: "col", role: "columnheader", class: kind }, title));
+    this.element = h("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" },
+      h("table", { role: "table", class: columns.length > 2 ? "stacks" : null }, h("caption", { class: "hidden" }, caption),
+        h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)), this.body));
+  }
+
+  // The region stays: it may have the focus, and has been scrolled.
+  show(rows) {
+    const made = rows.map((cells) => h("tr", { role: "row" }, cells.map((cell, place) => this.cell(cell, place))));
+    const same = made.length === this.body.children.length && made.every((row, place) => row.isEqualNode(this.body.children[place]));
+    if (!same) this.body.replaceChildren(...made);
+  }
+
+  cell(content, place) {
+    const { title, kind } = this.columns[place];
+    if (place === 0) return h("th", { scope: "row", role: "rowheader", class: kind, "data-label": title }, content);
+    return h("td", { role: "cell", class: kind, "data-label": title }, content);
+  }
+}
+
 export function table(caption, columns, rows) {
-  const head = columns.map(({ title, kind }) => h("th", { scope: "col", class: kind }, title));
-  const body = rows.map((cells) => h("tr", {}, cells.map((cell, place) =>
-    place === 0 ? h("th", { scope: "row", class: columns[0].kind }, cell)
-      : h("td", { class: columns[place].kind }, cell))));
-  return h("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" },
-    h("table", {}, h("caption", { class: "hidden" }, caption),
-      h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+  const made = new Table(caption, columns);
+  made.show(rows);
+  return made.element;
 }
 
 let said = 0;

@@ -2,11 +2,11 @@
 
 import { ApiError, call } from "./api.js";
 import { announce, h, setText } from "./dom.js";
-import { lineFaults, requestFaults } from "./faults.js";
+import { Faults } from "./faults.js";
 import { Files } from "./files.js";
 import { Profile } from "./profile.js";
 import { Pace, Progress, badge, done, ended, endedAt, nameOf, took, word } from "./status.js";
-import { count, duration, fullMoment, none, percent, rate, utc } from "./text.js";
+import { count, duration, fullMoment, none, percent, plural, rate, utc } from "./text.js";
 
 const PROFILE_MS = 3000;
 const TILES = [["completed", "Completed"], ["failed", "Failed"], ["left", "To do"], ["speed", "Tokens/s"], ["requests", "Requests/s"],
@@ -21,9 +21,9 @@ export class Job {
     this.status = h("span", {});
     this.name = h("p", {});
     this.under = h("p", { class: "muted" });
-    this.tiles = new Map(TILES.map(([name]) => [name, h("dd", { class: "number" })]));
+    this.tiles = new Map(TILES.map(([name]) => [name, h("dd", { class: "number" }, none)]));
     this.profile = new Profile();
-    this.faults = h("div", {});
+    this.faults = new Faults();
     this.details = h("dl", { class: "details" });
     this.cancel = h("button", { class: "danger", hidden: true, onclick: () => this.dialog.showModal() }, "Cancel job");
     this.dialog = this.confirmation();
@@ -33,7 +33,7 @@ export class Job {
       h("section", { class: "card summary", "aria-label": "Progress" },
         h("div", { class: "line" }, this.status, this.progress.element), this.under,
         h("dl", { class: "tiles" }, TILES.map(([name, title]) => h("div", {}, h("dt", {}, title), this.tiles.get(name))))),
-      this.files.element, this.faults, this.profile.element,
+      this.files.element, this.faults.element, this.profile.element,
       h("section", { "aria-labelledby": "about-title" }, h("h2", { id: "about-title" }, "About this job"), this.details), this.dialog,
     ];
     this.main = main;
@@ -83,19 +83,21 @@ export class Job {
     setText(this.name, nameOf(batch));
     this.showTiles();
     this.showDetails();
-    if (batch.errors) this.faults.replaceChildren(lineFaults(batch.errors.data));
+    if (batch.errors) this.faults.showLines(batch.errors.data);
     this.tick();
   }
 
   showTiles() {
     const { request_counts: counts, usage } = this.batch;
     const cached = usage.input_tokens_details.cached_tokens;
+    // Of an input that is invalid no request was counted.
+    const counted = (value) => (this.batch.errors && !counts.total ? none : count(value));
     const left = counts.total - done(this.batch);
-    const values = { completed: count(counts.completed), failed: count(counts.failed), left: count(left), prompt: count(usage.input_tokens),
+    const values = { completed: counted(counts.completed), failed: counted(counts.failed), left: counted(left), prompt: count(usage.input_tokens),
       cached: usage.input_tokens ? `${percent(cached, usage.input_tokens)}` : none, output: count(usage.output_tokens) };
     Object.entries(values).forEach(([name, text]) => setText(this.tiles.get(name), text));
     this.tiles.get("failed").classList.toggle("bad", counts.failed > 0);
-    this.tiles.get("cached").title = `${count(cached)} tokens`;
+    this.tiles.get("cached").title = plural(cached, "token");
     this.tiles.get("left").previousSibling.textContent = ended(this.batch) ? "Never ran" : "To do";
   }
 
@@ -124,7 +126,7 @@ export class Job {
     if (this.closed) return;
     this.summary = summary?.latency ? summary : null;
     this.profile.show(profile, this.summary);
-    if (Object.keys(profile.errors.by_code).length) this.faults.replaceChildren(requestFaults(profile.errors, batch.request_counts.failed));
+    this.faults.showRequests(profile.errors, batch.request_counts.failed);
     this.tick();
     const more = profile.parts_read < profile.parts;
     if (more) this.next = setTimeout(() => this.loadProfile().catch(() => {}), 1000);

@@ -1,9 +1,10 @@
 // The list of jobs: a page of fifty at a time, so that ten thousand weigh no more than fifty.
 
-import { call } from "./api.js";
-import { announce, h, setText } from "./dom.js";
+import { call, urlOption } from "./api.js";
+import { announce, h, setAttribute, setText } from "./dom.js";
+import { reason } from "./faults.js";
 import { Progress, badge, ended, idText, nameOf, took, word } from "./status.js";
-import { compact, count, duration, moment, utc } from "./text.js";
+import { compact, count, duration, moment, none, utc } from "./text.js";
 
 const PAGE = 50;
 const COLUMNS = [["Job", "what"], ["Status", "beside"], ["Progress", "wide"], ["Failed", "right roomy"],
@@ -15,6 +16,7 @@ class Row {
     this.status = h("td", { class: "beside" });
     this.narrow = h("div", { class: "narrow" });
     this.faults = h("div", { class: "narrow bad" });
+    this.reason = h("div", { class: "reason bad" });
     this.failed = h("td", { class: "right roomy number" });
     this.tokens = h("td", { class: "right roomy number" });
     this.took = h("td", { class: "right roomy number" });
@@ -25,7 +27,7 @@ class Row {
     this.element = h("tr", {},
       h("th", { scope: "row", class: "what" }, h("a", { href: `#/job/${batch.id}` }, idText(batch.id)),
         h("div", { class: "under" }, name ? h("b", {}, name) : null, this.model, h("span", { class: "narrow" }, made()))),
-      this.status, h("td", { class: "wide" }, this.narrow, this.progress.element, this.faults), this.failed, this.tokens,
+      this.status, h("td", { class: "wide" }, this.narrow, this.progress.element, this.faults, this.reason), this.failed, this.tokens,
       h("td", { class: "right roomy number" }, made()), this.took);
     this.show(batch);
   }
@@ -37,9 +39,12 @@ class Row {
     }
     this.batch = batch;
     this.progress.show(batch);
-    const { failed } = batch.request_counts;
+    const { failed, total } = batch.request_counts;
     setText(this.model, batch.model ?? batch.endpoint);
-    setText(this.failed, count(failed));
+    const invalid = batch.errors ? reason(batch.errors) : "";
+    setText(this.reason, invalid);
+    setAttribute(this.reason, "title", invalid || null);
+    setText(this.failed, invalid && !total ? none : count(failed));
     setText(this.faults, failed ? `${count(failed)} failed` : "");
     this.failed.classList.toggle("bad", failed > 0);
     setText(this.tokens, batch.usage.output_tokens ? compact(batch.usage.output_tokens) : "0");
@@ -98,12 +103,7 @@ export class Jobs {
       h("h2", {}, "No jobs yet"),
       h("p", {}, "Write requests into a file, one a line:"), h("pre", { tabindex: "0" }, h("code", {}, JSON.stringify(line))),
       h("p", {}, "Then submit it. The job appears here at once:"),
-      h("pre", { tabindex: "0" }, h("code", {}, `longhaul submit prompts.jsonl --watch${this.at()}`))));
-  }
-
-  at() {
-    const { origin, pathname } = location;
-    return origin === "http://127.0.0.1:8000" ? "" : ` --url ${origin}${pathname.replace(/\/$/, "")}`;
+      h("pre", { tabindex: "0" }, h("code", {}, `longhaul submit prompts.jsonl --watch${urlOption()}`))));
   }
 
   hear(name, batch) {

@@ -1,30 +1,28 @@
 // Shows the view that the address names, keeps it fresh, and says so when it cannot.
 
-import { call, key } from "./api.js";
-import { announce, h, setText } from "./dom.js";
+import { SILENT, key } from "./api.js";
 import { Events } from "./events.js";
+import { Health } from "./health.js";
 import { Job } from "./job.js";
 import { Jobs } from "./jobs.js";
 import { AskKey } from "./key.js";
+import { NoView } from "./none.js";
 import { Queue } from "./queue.js";
-import { clockTime } from "./text.js";
 
 const main = document.getElementById("main");
-const notice = document.getElementById("notice");
-const live = document.getElementById("live");
+const health = new Health();
 let view = null;
 let loading = null;
-let awaySince = null;
-let awayReason = null;
 let retry = null;
 
 function route() {
   const [path, query] = location.hash.slice(1).split("?");
-  const [, page, id] = (path || "/").split("/");
+  const [top, page, ...rest] = (path || "/").split("/");
   const parameters = new URLSearchParams(query ?? "");
-  if (page === "job" && id) return ["jobs", () => new Job(main, decoded(id))];
-  if (page === "queue") return ["queue", () => new Queue(main)];
-  return ["jobs", () => new Jobs(main, parameters)];
+  if (page === "job" && rest[0]) return ["jobs", () => new Job(main, decoded(rest.join("/")))];
+  if (page === "queue" && !rest.length) return ["queue", () => new Queue(main)];
+  if (top === "" && !page && !rest.length) return ["jobs", () => new Jobs(main, parameters)];
+  return [null, () => new NoView(main)];
 }
 
 // Whoever types an address may leave a percent sign alone.
@@ -54,6 +52,7 @@ function show(made) {
   view = made;
   document.title = `${view.title} · Longhaul`;
   document.getElementById("forget").hidden = !key.get();
+  health.opened();
   load();
 }
 
@@ -64,58 +63,55 @@ async function load() {
   const { signal } = loading;
   try {
     await view.load(signal);
-    if (!signal.aborted) setAway(null);
+    if (!signal.aborted) health.loaded();
   } catch (error) {
     if (!signal.aborted) failed(error);
   }
 }
 
 function failed(error) {
-  if (error.status === 401) askKey(error.message);
+  if (error.status === 401) askKey(error);
   else if (error.status === 404 || error.status === 400) {
-    main.replaceChildren(h("h1", { tabindex: "-1" }, "Not found"), h("p", { class: "empty" }, error.message, " ", h("a", { href: "#/" }, "All jobs")));
+    health.set({ load: null });
+    // The view stays: the next event may find it there.
+    new NoView(main, error.message);
   } else {
     if (error.status === undefined) console.error(error);
-    setAway(error.message);
+    health.set({ load: error.problem ?? error.message });
     retry = setTimeout(load, 1000 * (error.retrySeconds ?? 5));
   }
 }
 
-function askKey(message) {
+function askKey(error) {
   events.stop();
-  setText(live, "");
-  show(new AskKey(main, message, () => {
+  health.forget();
+  // Both the view and the stream are refused; the second must not take away what was typed.
+  if (view instanceof AskKey) return;
+  const had = key.get();
+  key.forget();
+  show(new AskKey(main, error, had, () => {
     open();
     events.start();
   }));
 }
 
-function setAway(reason) {
-  if (reason === awayReason) return;
-  if (reason && awaySince === null) awaySince = Date.now() / 1000;
-  if (reason) {
-    notice.replaceChildren(h("p", { class: "notice" }, h("b", {}, reason), ` Shown is what was known at ${clockTime(awaySince)}. Trying again.`));
-  } else {
-    notice.replaceChildren();
-    announce("Connected again.");
-    awaySince = null;
-  }
-  awayReason = reason;
-}
-
 function state(name, error) {
-  live.className = `live ${name}`;
-  setText(live, { live: "Live", away: "Reconnecting…", refused: "" }[name]);
-  if (name === "live" && awayReason) load();
-  if (name === "away") setAway(error.status ? error.message : "The API does not answer.");
-  if (name === "refused") askKey(error.message);
+  if (name === "refused") askKey(error);
+  else if (name === "live") {
+    const again = health.reason;
+    health.set({ connected: true, stream: null });
+    if (again) load();
+  } else {
+    health.set({ connected: false, stream: error.status ? error.problem : SILENT });
+    // It answers, but has no stream for this page: look now and then.
+    if (error.status) load();
+  }
 }
 
 function hear(name, data) {
-  if (name === "reset") load();
-  else if (name === "status") {
-    if (data.reachable) load();
-    else setAway("The queue or the store does not answer at the moment.");
+  if (name === "reset" || name === "status") {
+    health.set({ servers: data.reachable ? null : "The queue or the store does not answer at the moment." });
+    if (data.reachable || name === "reset") load();
   } else {
     try {
       view.hear(name, data);
@@ -128,6 +124,11 @@ function hear(name, data) {
 const events = new Events(hear, state);
 
 window.addEventListener("hashchange", () => open());
+// A link to it would be the address of a view.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
 document.getElementById("forget").addEventListener("click", () => {
   key.forget();
   location.reload();

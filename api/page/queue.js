@@ -2,9 +2,13 @@
 
 import { call } from "./api.js";
 import { badge } from "./status.js";
-import { h, table } from "./dom.js";
+import { Table, h, setText } from "./dom.js";
 import { count, duration, none, percent, plural, rate } from "./text.js";
 
+const counts = (titles) => titles.map((title) => ({ title, kind: "right number" }));
+const MODELS = [{ title: "Model" }, ...counts(["Workers", "Waiting", "With workers"]), { title: "Waiting by prompt length, tokens", kind: "wide" }];
+const WORKERS = [{ title: "Worker" }, { title: "State" }, { title: "Model" }, { title: "Running batch", kind: "wide" },
+  ...counts(["Held", "Prompt tokens/s", "Output tokens/s", "Prefix hits", "KV in use", "Steps of jobs", "Idle"])];
 const STEPS = { plan: "checking its lines", feed: "feeding the queue", finalize: "writing its results" };
 const STATES = { loading: "Loading", serving: "Serving", retiring: "Retiring", draining: "Draining" };
 
@@ -12,11 +16,17 @@ export class Queue {
   title = "Queue and workers";
 
   constructor(main) {
-    this.models = h("div", {}, h("p", { class: "muted" }, "Loading…"));
-    this.workers = h("div", {});
+    this.models = new Table("Requests that wait or run, by model", MODELS);
+    this.troubles = h("div", {});
+    this.steps = h("p", { class: "muted" });
+    this.workers = new Table("All workers", WORKERS);
+    this.sum = h("p", { class: "muted" });
+    this.nobody = h("p", { class: "empty" }, "No worker is there. Start one: ",
+      h("code", {}, "celery -A worker worker"), " with the settings of this API, or ", h("code", {}, "longhaul up"), ".");
+    this.places = { models: h("div", {}, h("p", { class: "muted" }, "Loading…")), workers: h("div", {}) };
     main.replaceChildren(h("h1", { tabindex: "-1" }, "Queue and workers"),
-      h("section", { "aria-labelledby": "queue-title" }, h("h2", { id: "queue-title" }, "Your requests"), this.models),
-      h("section", { "aria-labelledby": "workers-title" }, h("h2", { id: "workers-title" }, "Workers"), this.workers));
+      h("section", { "aria-labelledby": "queue-title" }, h("h2", { id: "queue-title" }, "Your requests"), this.places.models),
+      h("section", { "aria-labelledby": "workers-title" }, h("h2", { id: "workers-title" }, "Workers"), this.places.workers));
   }
 
   close() {}
@@ -33,37 +43,36 @@ export class Queue {
   }
 
   showQueue({ models, control, failing }) {
-    const columns = [{ title: "Model" }, { title: "Workers", kind: "right number" }, { title: "Waiting", kind: "right number" }, { title: "With workers", kind: "right number" },
-      { title: "Waiting by prompt length, tokens", kind: "wide" }];
-    const rows = models.map((one) => [one.model, count(one.workers), count(one.queued), count(one.leased), buckets(one.buckets)]);
-    const steps = control ? `${plural(control, "step")} of your jobs to do: checking lines, feeding the queue, writing results.`
-      : "No job of yours has anything else to do.";
+    this.models.show(models.map((one) => [one.model, count(one.workers), count(one.queued), count(one.leased), buckets(one.buckets)]));
+    setText(this.steps, control ? `${plural(control, "step")} of your jobs to do: checking lines, feeding the queue, writing results.`
+      : "No job of yours has anything else to do.");
     const troubles = [
       ...models.filter((one) => one.reason).map((one) => [h("b", {}, one.model), ` could not be loaded by a worker: ${one.reason}`]),
       ...failing.map((one) => [h("a", { href: `#/job/${one.batch}` }, one.batch),
         ` ${STEPS[one.unit] ?? one.unit} failed ${plural(one.failures, "time")} in a row and is tried again: ${one.reason}`]),
     ];
-    this.models.replaceChildren(table("Requests that wait or run, by model", columns, rows),
-      ...troubles.map((words) => h("p", { class: "trouble" }, words)), h("p", { class: "muted" }, steps));
+    this.troubles.replaceChildren(...troubles.map((words) => h("p", { class: "trouble" }, words)));
+    place(this.places.models, [this.models.element, this.troubles, this.steps]);
   }
 
   showWorkers(workers) {
     if (!workers.length) {
-      this.workers.replaceChildren(h("p", { class: "empty" }, "No worker is there. Start one: ",
-        h("code", {}, "celery -A worker worker"), " with the settings of this API, or ", h("code", {}, "longhaul up"), "."));
+      place(this.places.workers, [this.nobody]);
       return;
     }
     const sum = (name) => workers.reduce((all, one) => all + one[name], 0);
-    const columns = [{ title: "Worker" }, { title: "State" }, { title: "Model" }, { title: "Running batch", kind: "wide" },
-      ...["Held", "Prompt tokens/s", "Output tokens/s", "Prefix hits", "KV in use", "Steps of jobs", "Idle"]
-        .map((title) => ({ title, kind: "right number" }))];
-    const rows = workers.map((one) => [one.id, state(one.state), one.model ?? "none: jobs' steps only", load(one), count(one.held),
+    setText(this.sum, `${plural(workers.length, "worker")}, running ${plural(sum("running"), "request")} of all users: `
+      + `${rate(sum("output_tokens_per_second"))} output tokens a second.`);
+    this.workers.show(workers.map((one) => [one.id, state(one.state), one.model ?? "none: jobs' steps only", load(one), count(one.held),
       rate(one.prompt_tokens_per_second), rate(one.output_tokens_per_second), share(one.prefix_hit_ratio), share(one.kv_usage_ratio),
-      count(one.units), one.held || one.units ? none : duration(one.idle_seconds)]);
-    const words = `${plural(workers.length, "worker")}, running ${plural(sum("running"), "request")} of all users: `
-      + `${rate(sum("output_tokens_per_second"))} output tokens a second.`;
-    this.workers.replaceChildren(h("p", { class: "muted" }, words), table("All workers", columns, rows));
+      count(one.units), one.held || one.units ? none : duration(one.idle_seconds)]));
+    place(this.places.workers, [this.sum, this.workers.element]);
   }
+}
+
+// What is there already stays: taking it out would take its focus.
+function place(where, elements) {
+  if (where.firstChild !== elements[0]) where.replaceChildren(...elements);
 }
 
 const share = (ratio) => (ratio === null ? none : percent(ratio, 1));

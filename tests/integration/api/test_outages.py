@@ -49,6 +49,8 @@ def test_a_create_while_redis_is_away_is_completed_by_its_retry(
         assert api.http.get("/healthz").status_code == 200
         assert "longhaul_redis_up 0.0" in api.http.get("/metrics").text
         assert api.http.get("/v1/files").status_code == 200
+        for refused in (api.http.get("/v1/batches"), api.http.post(f"/v1/batches/{done}/cancel")):
+            assert (refused.status_code, "Idempotency-Key" in refused.text) == (503, False)
         back = embedded.RedisServer(tmp_path / "redis", tmp_path / "redis2.log", port=own_redis.port)
         back.wait_ready()
         try:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from jobs import embedded, servers
+from jobs import embedded, keys, servers
 from jobs.settings import Settings
 from tests.integration.api import serving
 from tests.integration.api.conftest import changed, keyed
@@ -30,11 +30,21 @@ def test_redis_goes_away_and_comes_back_under_the_page(
         expect(page.locator("#live")).to_have_text("Live")
         first.server.stop()
         expect(page.locator("#notice")).to_contain_text("does not answer", timeout=20_000)
+        expect(page.locator("#notice")).to_contain_text("Shown is what was known at")
+        expect(page.locator("#live")).to_have_text("Waiting…")
         expect(page.get_by_role("row")).to_have_count(2)
+        # Of a view that was never loaded nothing is known.
+        page.goto(f"{api.url}/#/queue")
+        away = "The queue (Redis) does not answer at the moment. Trying again."
+        expect(page.locator("#notice")).to_have_text(away)
+        expect(page.get_by_text("Loading…")).to_be_visible()
+        expect(page.locator("#live")).to_have_text("Waiting…")
+        page.goto(f"{api.url}/#/")
         again = embedded.RedisServer(tmp_path / "redis", tmp_path / "redis2.log", port=first.port)
         again.wait_ready()
         try:
             expect(page.locator("#notice")).to_be_empty(timeout=30_000)
+            expect(page.locator("#live")).to_have_text("Live")
             serving.until(lambda: api.http.get("/readyz").status_code == 200)
             api.create("b")
             expect(page.get_by_role("row")).to_have_count(3)
@@ -100,9 +110,12 @@ def test_a_key_is_asked_for_kept_for_the_tab_and_shows_its_tenant_s_jobs_only(
         job = api.http.post("/v1/batches", json=mine, headers=one).json()["id"]
         other = api.http.post("/v1/batches", json=mine, headers=two).json()["id"]
         page = visit(f"{api.url}/#/")
+        expect(page.get_by_label("Key", exact=True)).to_be_focused()
+        expect(page.get_by_role("alert")).to_be_empty()
         page.get_by_label("Key").fill("lh_wrong")
         page.keyboard.press("Enter")
-        expect(page.get_by_text("The API key is missing or not known.")).to_be_visible()
+        expect(page.get_by_role("alert")).to_contain_text("That key is not known.")
+        expect(page.get_by_label("Key", exact=True)).to_be_focused()
         page.get_by_label("Key").fill(one["Authorization"].removeprefix("Bearer "))
         page.keyboard.press("Enter")
         expect(page.get_by_role("row").filter(has_text=job[-8:])).to_be_visible()
@@ -113,6 +126,11 @@ def test_a_key_is_asked_for_kept_for_the_tab_and_shows_its_tenant_s_jobs_only(
         expect(page.get_by_role("row").filter(has_text=job[-8:])).to_be_visible()
         page.goto(f"{api.url}/#/job/{other}")
         expect(page.get_by_role("heading", name="Not found")).to_be_visible()
+        keys.revoke(api.context.store, one["Authorization"].split("_")[1])
+        expect(page.get_by_role("alert")).to_contain_text("not known any more", timeout=30_000)
+        page.get_by_label("Key").fill(two["Authorization"].removeprefix("Bearer "))
+        page.keyboard.press("Enter")
         page.get_by_role("button", name="Forget key").click()
+        expect(page.get_by_role("alert")).to_be_empty()
         expect(page.get_by_label("Key")).to_be_visible()
         assert page.evaluate("Object.keys(localStorage).length + document.cookie.length") == 0

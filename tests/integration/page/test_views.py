@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from jobs import ids
+from jobs import download, ids
 from jobs.ledger import State
 from jobs.records import JobRecord, Manifest
 from tests.integration.api.serving import Api, Hand
@@ -50,6 +50,68 @@ def test_errors_of_the_input_are_shown_by_line(api: Api, visit: Open) -> None:
     region = page.get_by_role("region", name="Errors in the input, by line")
     expect(region).to_contain_text("12,345")
     expect(region).to_contain_text("invalid_json_line")
+
+
+def test_a_job_of_invalid_input_says_why_in_the_list(api: Api, visit: Open) -> None:
+    job = api.create("a")
+    Hand(api.context, job, 1).fail("invalid_json_line", 12_345)
+    row = visit(api.url).get_by_role("row").nth(1)
+    expect(row).to_contain_text("Invalid input: line 12,345: No.")
+    expect(row.get_by_role("cell").nth(2)).to_have_text("\u2013")
+
+
+def test_all_errors_of_requests_can_be_shown_and_read_by_keyboard(api: Api, visit: Open) -> None:
+    names = [f"custom-{row}" for row in range(40)]
+    job = api.create(*names)
+    hand = Hand(api.context, job, len(names))
+    hand.begin()
+    hand.part(*[(row, name, True) for row, name in enumerate(names[:30])])
+    page = visit(f"{api.url}/#/job/{job}")
+    region = page.get_by_role("region", name="Requests that failed")
+    expect(region.get_by_role("row")).to_have_count(6)
+    expect(region.get_by_role("row").nth(4)).to_have_text("4custom-3invalid_valueNo.")
+    page.get_by_role("button", name="Show all 30").press("Enter")
+    expect(region).to_be_focused()
+    expect(region.get_by_role("row")).to_have_count(31)
+    page.keyboard.press("End")
+    expect(region.get_by_text("custom-29")).to_be_in_viewport()
+    # What comes meanwhile takes neither the focus nor the choice.
+    hand.part(*[(row, name, True) for row, name in enumerate(names[30:], 30)])
+    expect(region.get_by_role("row")).to_have_count(41)
+    expect(region).to_be_focused()
+    page.get_by_role("button", name="Show the first 5 only").click()
+    expect(region.get_by_role("row")).to_have_count(6)
+
+
+def test_an_address_of_no_view_says_so_and_leads_to_the_jobs(api: Api, visit: Open) -> None:
+    page = visit(f"{api.url}/#/nothing")
+    for path in ("nothing", "queue/x", "job", "job/", "jobs", "//", "main"):
+        page.goto(f"{api.url}/#/{path}")
+        expect(page.get_by_text("There is no such view.")).to_be_visible()
+        page.get_by_role("link", name="All jobs").click()
+        expect(page.get_by_role("heading", name="No jobs yet")).to_be_visible()
+
+
+def test_skipping_to_the_content_stays_in_the_view(api: Api, visit: Open) -> None:
+    page = visit(f"{api.url}/#/queue")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Queue and workers")
+    assert page.url.endswith("#/queue")
+
+
+def test_the_command_beside_the_downloads_brings_what_its_words_say(api: Api, visit: Open) -> None:
+    job = api.create("a")
+    hand = Hand(api.context, job, 1)
+    hand.begin()
+    hand.part((0, "a", False))
+    hand.end()
+    hand.finish()
+    page = visit(f"{api.url}/#/job/{job}")
+    hint = page.get_by_text("Output and errors into a directory:")
+    expect(hint).to_contain_text(f"longhaul results {job} -o results/ --url {api.url}")
+    assert set(download.targets(job, "results/", False)) == {"output", "errors"}
 
 
 def test_a_list_of_ten_thousand_jobs_is_paged_and_linked(
