@@ -1,6 +1,7 @@
 """The command `longhaul doctor`: looks at everything a deployment stands on, and says what to do."""
 
 import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from jobs import (
 )
 from jobs.doctor_findings import Area, Finding, Look
 from jobs.model_settings import ModelSettings
-from jobs.settings import CLIENT_VARIABLES, PREFIX, Settings
+from jobs.settings import CLIENT_VARIABLES, PREFIX, URL_VARIABLE, Settings
 
 _HERE = Path(".longhaul")
 _SECONDS = 30.0
@@ -53,7 +54,8 @@ def doctor(session: commands.Session, directory: Path | None, models: tuple[str,
     Settings; Redis (version, eviction, persistence, memory, clock); the store (access, conditional writes,
     multipart, clock); models (files, tokenizer, chat template, memory, disk); GPU, driver, flash-attn,
     compiler; the API, its key and its workers. Each is ok, a warning, wrong, or not checked, with why. What
-    does not answer is given up in time; nothing is downloaded, and what is written is removed again.
+    does not answer is given up in time; nothing is downloaded (a hub is asked whether it has a model), and
+    what is written is removed again.
 
     Exit code 1 if something is wrong, else 0.
 
@@ -66,6 +68,11 @@ def doctor(session: commands.Session, directory: Path | None, models: tuple[str,
     named = source is not click.core.ParameterSource.DEFAULT
     wrong = 0
     with _environment(directory) as place:
+        if place is not None and not named and URL_VARIABLE in os.environ:
+            session, named = (
+                commands.Session(os.environ[URL_VARIABLE], session.api_key, session.as_json),
+                True,
+            )
         for finding in _findings(session, models, place, named):
             wrong += finding.state == "wrong"
             _print(finding, session.as_json)
@@ -78,15 +85,16 @@ def _findings(
     look = Look("settings")
     if place is not None:
         yield look.ok("source", f"those that 'longhaul up' left in {place}")
-    try:
-        settings = Settings.load()
-        served = _served(settings, models)
-    except errors.SettingsError as error:
-        yield look.wrong("readable", str(error), "Change the variable that it names: docs/settings.md.")
+    settings, faults = _readable()
+    for name, said in faults.items():
+        advice = f"Correct or unset {name} (docs/settings.md); what follows is without it."
+        yield look.wrong("readable", said, advice)
+    if settings is None:
         for area in ("redis", "store", "machine"):
             yield Look(area).unchecked("all", "the settings cannot be read")
         yield from doctor_findings.run([_server(session, named)])
         return
+    served = _served(settings, models)
     yield from doctor_findings.run(
         [
             Area("settings", lambda: doctor_settings.check(settings), _SECONDS),
@@ -98,10 +106,26 @@ def _findings(
     )
 
 
+def _readable() -> tuple[Settings | None, dict[str, str]]:
+    """Return the settings without the variables that cannot be read, which are taken away, and what is wrong
+    with each of these; None if that does not help.
+    """
+    faults: dict[str, str] = {}
+    while True:
+        try:
+            return Settings.load(), faults
+        except errors.SettingsError as error:
+            found = re.search(rf"{PREFIX}\w+", str(error))  # of several, those behind it are told next
+            name = found[0] if found else "it"
+            faults[name] = str(error).split(f"; {PREFIX}")[0]
+            if os.environ.pop(name, None) is None:
+                return None, faults
+
+
 def _server(session: commands.Session, named: bool) -> Area:
     def check() -> Iterator[Finding]:
         with session.connect(1.0, read_seconds=10.0, on_retry=lambda reason: None) as api:
-            yield from doctor_server.check(api, named)
+            yield from doctor_server.check(api, named, session.api_key)
 
     return Area("server", check, _SECONDS)
 
@@ -121,21 +145,27 @@ def _served(settings: Settings, given: Iterable[str]) -> dict[str, str]:
 
 @contextmanager
 def _environment(directory: Path | None) -> Iterator[Path | None]:
-    """Have the variables of a running stack for a while; yield the file that they are from, if any."""
+    """Have the variables of a running stack for a while; yield the file that they are from, if any.
+
+    What is changed of them meanwhile is as before at the end.
+    """
+    before = dict(os.environ)
+    try:
+        yield _lent(directory)
+    finally:
+        _restore(before)
+
+
+def _lent(directory: Path | None) -> Path | None:
     path = (directory or _HERE) / "environment"
     told = any(name.startswith(PREFIX) and name not in CLIENT_VARIABLES for name in os.environ)
     if directory is None and (told or not path.is_file()):
-        yield None
-        return
+        return None
     if not path.is_file():
         raise errors.SettingsError(f"There is no {path}: no 'longhaul up' runs there.")
-    before = dict(os.environ)
     os.environ.update(_variables(path))
     masking.learn_environment()
-    try:
-        yield path
-    finally:
-        _restore(before)
+    return path
 
 
 def _variables(path: Path) -> dict[str, str]:

@@ -29,7 +29,13 @@ def check(seconds: float, environment: Mapping[str, str]) -> Iterator[Finding]:
         stdin=subprocess.DEVNULL,
         env=dict(os.environ) | dict(environment),
     )
-    late = threading.Timer(seconds, child.kill)
+    is_late = threading.Event()
+
+    def end() -> None:
+        is_late.set()
+        child.kill()
+
+    late = threading.Timer(seconds, end)
     late.start()
     assert child.stdout is not None
     try:
@@ -43,5 +49,6 @@ def check(seconds: float, environment: Mapping[str, str]) -> Iterator[Finding]:
         child.stdout.close()
         child.wait()
     if code:
-        said = f"the check of models and devices ended with {code}" + (" (killed)" if code == -9 else "")
+        how = f"took more than {seconds:g} s and was killed" if is_late.is_set() else f"ended with {code}"
+        said = f"the check of models and devices {how}"
         yield _look.wrong("worker", said, "Run it alone to see why: python -m worker.doctor")

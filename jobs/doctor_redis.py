@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 
@@ -18,10 +19,12 @@ _OLDEST = (6, 2)
 _SLOW_MS, _SKEW_SECONDS, _FULL = 10.0, 2.0, 0.8
 _ADVICE = {
     redis.AuthenticationError: "The password or the user in LONGHAUL_REDIS_URL is wrong, or is missing.",
-    redis.TimeoutError: "It does not answer: check host and port in LONGHAUL_REDIS_URL, and firewalls.",
-    redis.ConnectionError: "Start it, or set LONGHAUL_REDIS_URL ('longhaul up' starts one of its own).",
+    redis.TimeoutError: "Nothing is there: check host and port in LONGHAUL_REDIS_URL, and firewalls.",
+    redis.ConnectionError: "Start it, or correct LONGHAUL_REDIS_URL ('longhaul up' starts one of its own).",
     redis.BusyLoadingError: "It is loading its data: wait.",
 }
+
+_HANGS = "It hangs: it is stopped, swaps, or is in a slow command (see its log). Restart it if it stays so."
 
 
 def check(settings: Settings) -> Iterator[Finding]:
@@ -48,13 +51,17 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def _unreachable(url: str, error: redis.RedisError) -> Finding:
-    answered = isinstance(error, redis.AuthenticationError | redis.BusyLoadingError)
+    hangs = isinstance(error, redis.TimeoutError) and "connecting" not in str(error)
+    answered = hangs or isinstance(error, redis.AuthenticationError | redis.BusyLoadingError)
     if "LONGHAUL_REDIS_URL" not in os.environ and not answered:
         said = f"LONGHAUL_REDIS_URL is not set, and none answers at {url}"
         return _look.unchecked("reachable", said, "Set it on machines that run servers, or say --dir.")
     # Subclasses first: a wrong password is a connection error to this client.
     kinds = sorted(_ADVICE, key=lambda kind: -len(kind.__mro__))
     advice = next((_ADVICE[kind] for kind in kinds if isinstance(error, kind)), "See the message.")
+    if hangs:
+        said = f"{url} takes connections, and does not answer within {_SECONDS:g} s"
+        return _look.wrong("reachable", said, _HANGS)
     return _look.wrong("reachable", f"{url}: {error}", advice)
 
 
@@ -67,7 +74,9 @@ def _round_trip(client: Any, url: str) -> Finding:
     median = statistics.median(taken)
     said = f"{url} answers in {median:.1f} ms"
     if median > _SLOW_MS:
-        return _look.warning("reachable", said, "Each step of a job asks it: have it nearer.")
+        is_here = urlsplit(url).hostname in (None, "localhost", "127.0.0.1", "::1")
+        advice = "This machine has too much to do." if is_here else "Have it nearer."
+        return _look.warning("reachable", said, f"Each step of a job asks it. {advice}")
     return _look.ok("reachable", said)
 
 

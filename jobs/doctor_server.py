@@ -5,20 +5,23 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
-from jobs import client, errors
+from jobs import client
 from jobs.doctor_findings import Finding, Look
 
 _look = Look("server")
 _SILENT_SECONDS = 20.0
 """A worker reports every 5 s unless LONGHAUL_HEARTBEAT_SECONDS says otherwise."""
 
+_KEY = "Set LONGHAUL_API_KEY; 'longhaul keys create TENANT' on the server's machine makes a key."
+_BEHIND = "Redis or the store is away, or hangs: see above, and the server's log."
 
-def check(api: client.Client, named: bool) -> Iterator[Finding]:
-    """Look at a server; `named`: somebody said where it is, so that it should be there."""
+
+def check(api: client.Client, named: bool, key: str | None = None) -> Iterator[Finding]:
+    """Look at a server; `named`: somebody said where it is, so it should be there; `key`: what it is sent."""
     try:
         models = [str(model["id"]) for model in api.get("/v1/models")["data"]]
     except client.ServerBusy as error:
-        yield _look.wrong("ready", str(error), "Redis or the store is away: see above, and its log.")
+        yield _busy(error)
         return
     except client.ServerUnreachable as error:
         state = _look.wrong if named else _look.unchecked
@@ -26,24 +29,39 @@ def check(api: client.Client, named: bool) -> Iterator[Finding]:
         yield state("reachable", f"no answer from {api.url}: {error.values['reason']}", advice)
         return
     except client.ServerRefused as error:
-        yield refused(api.url, error)
+        yield refused(api.url, error, key)
         return
-    yield _look.ok("reachable", f"{api.url} answers, and takes this key")
+    yield _look.ok("reachable", f"{api.url} answers, and {'takes this key' if key else 'asks for no key'}")
     try:
         told = api.get("/v1/workers")
-    except errors.LonghaulError as error:
-        yield _look.unchecked("workers", str(error).split("\n")[0], "It is older than this command.")
+    except client.ServerBusy as error:
+        yield _busy(error)
+        return
+    except client.ServerUnreachable as error:  # it has just answered what needs no Redis
+        said = f"{api.url} answers nothing that needs Redis or the store: {error.values['reason']}"
+        yield _look.wrong("ready", said, _BEHIND)
+        return
+    except client.ServerRefused as error:
+        advice = "It is older than this command." if error.status == 404 else "See the message."
+        yield _look.unchecked("workers", str(error).split("\n")[0], advice)
         return
     yield _version(told["api_version"])
     yield from workers(told["data"], models)
 
 
-def refused(url: str, error: client.ServerRefused) -> Finding:
+def _busy(error: client.ServerBusy) -> Finding:
+    return _look.wrong("ready", f"{error.values['url']}: {error.values['reason']}", _BEHIND)
+
+
+def refused(url: str, error: client.ServerRefused, key: str | None) -> Finding:
     """Judge a refusal."""
     if error.status == 401:
-        advice = "Make a key on the server ('longhaul keys create TENANT') and set LONGHAUL_API_KEY."
-        return _look.wrong("key", f"{url}: {error}", advice)
-    return _look.wrong("reachable", f"{url}: {error}", "Something else listens there: check --url.")
+        said = (
+            "does not know this key: it is mistyped, revoked or another store's" if key else "asks for a key"
+        )
+        return _look.wrong("key", f"{url} {said}", _KEY)
+    said = f"{url}: {error.values['message']}"
+    return _look.wrong("reachable", said, "Something else listens there: check --url.")
 
 
 def _version(theirs: str) -> Finding:

@@ -19,6 +19,21 @@ _SECONDS = 5.0
 _FREE_BYTES = 1 << 30
 _SLOW_SECONDS = 0.5
 _DENIED = "Let these keys read, write, list and remove in the bucket, or below its prefix."
+_ADVICE = {
+    "access denied": _DENIED,
+    "does not exist": "Make the bucket, or name another in LONGHAUL_STORE_URL.",
+    "access key id": "Correct LONGHAUL_S3_ACCESS_KEY_ID, and the secret that goes with it.",
+    "secret access key": "Correct LONGHAUL_S3_SECRET_ACCESS_KEY.",
+    "no access key": "Set LONGHAUL_S3_ACCESS_KEY_ID and LONGHAUL_S3_SECRET_ACCESS_KEY.",
+    "no answer": "Start it, or correct LONGHAUL_S3_ENDPOINT_URL.",
+    "closed the connection": "See its log, and what stands between.",
+    "the server answered": "Is LONGHAUL_S3_ENDPOINT_URL that of an S3 store? See its log.",
+    "Permission denied": "Let this user write there, or name another place in LONGHAUL_STORE_URL.",
+    "Read-only": "Name another place in LONGHAUL_STORE_URL.",
+    "Not a directory": "Name another place in LONGHAUL_STORE_URL.",
+    "No space": "Make room there: 'longhaul sweep', 'longhaul delete', or a larger disk.",
+}
+"""What to do, by words of the reason."""
 
 
 def check(settings: Settings) -> Iterator[Finding]:
@@ -31,7 +46,8 @@ def check(settings: Settings) -> Iterator[Finding]:
     try:
         opened.check()
     except errors.StoreUnreachable as error:
-        yield _look.wrong("access", str(error), _advice(str(error)))
+        advice = _advice(str(error.values["reason"]), "Correct LONGHAUL_STORE_URL.")
+        yield _look.wrong("access", f"{opened.url}: {error.values['reason']}", advice)
         return
     key = f"doctor/{ids.ulid()}"
     try:
@@ -63,7 +79,8 @@ def _used(opened: store.ObjectStore, key: str) -> Iterator[Finding]:
         opened.delete(key)
         gone = opened.size(key) is None
     except errors.LonghaulError as error:
-        yield _look.wrong("access", f"it does not {step}: {error}", _DENIED)
+        reason = str(error.values.get("reason", error))
+        yield _look.wrong("access", f"{opened.url} does not {step}: {reason}", _advice(reason, _DENIED))
         return
     seconds = time.monotonic() - began
     faults = {"read what was written": whole, "list what was written": listed, "join parts": parts}
@@ -138,9 +155,5 @@ def _place(settings: Settings) -> Iterator[Finding]:
         yield _look.ok("space", said)
 
 
-def _advice(message: str) -> str:
-    if "access denied" in message:
-        return _DENIED
-    if "does not exist" in message:
-        return "Make the bucket, or name another in LONGHAUL_STORE_URL."
-    return "Start it, or check the variables that the message names."
+def _advice(reason: str, otherwise: str) -> str:
+    return next((advice for words, advice in _ADVICE.items() if words in reason), otherwise)

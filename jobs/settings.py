@@ -29,7 +29,8 @@ from jobs.telemetry_settings import TelemetrySettings
 
 PREFIX = "LONGHAUL_"
 # What the command line client reads; a shell that has them set may start servers too.
-CLIENT_VARIABLES = frozenset({"LONGHAUL_API_URL", "LONGHAUL_API_KEY"})
+URL_VARIABLE = "LONGHAUL_API_URL"
+CLIENT_VARIABLES = frozenset({URL_VARIABLE, "LONGHAUL_API_KEY"})
 _REMOVED = {"LONGHAUL_API_KEYS": "The store keeps hashes of keys now: longhaul keys create TENANT"}
 Tenant = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 

@@ -25,9 +25,11 @@ from jobs import (
     doctor_store,
     errors,
     masking,
+    store_faults,
 )
 from jobs.doctor_findings import Area, Finding, Look
 from jobs.settings import Settings
+from jobs.store_local import LocalStore
 
 look = Look("x")
 
@@ -78,7 +80,7 @@ def test_what_is_wrong_makes_the_exit_code_1_and_is_told_with_advice(
     result = doctor()
     assert result.exit_code == 1
     assert "WRONG        redis, reachable: " in result.output
-    assert "-> Start it, or set LONGHAUL_REDIS_URL" in result.output
+    assert "-> Start it, or correct LONGHAUL_REDIS_URL" in result.output
     assert "ok           store, writes of what is new" in result.output
     assert "hush-hush" not in result.output
     assert "\x1b" not in result.output
@@ -89,15 +91,30 @@ def test_what_is_wrong_makes_the_exit_code_1_and_is_told_with_advice(
     ("variable", "value"),
     [("LONGHAUL_REDS_URL", "x"), ("LONGHAUL_LEASE_SECONDS", "-1"), ("LONGHAUL_MODELS", "{")],
 )
-def test_settings_that_cannot_be_read_are_named_and_the_server_is_looked_at_still(
+def test_settings_that_cannot_be_read_are_named_and_the_rest_is_looked_at_without_them(
     laptop: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("LONGHAUL_STORE_URL", f"file://{laptop}/store")
     result = doctor("--json")
     found = findings(result)
     assert result.exit_code == 1
     assert variable in found["settings", "readable"]["said"]
+    assert f"unset {variable} " in found["settings", "readable"]["advice"]
     assert ("server", "reachable") in found
+    assert ("redis", "reachable") in found
+    assert found["store", "access"]["state"] == "ok"
+    assert os.environ[variable] == value, "it is taken away for the check alone"
+
+
+def test_each_of_several_settings_that_cannot_be_read_is_told_once(
+    laptop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["LONGHAUL_REDS_URL", "LONGHAUL_LEASE_SECONDS", "LONGHAUL_DRAIN_SECONDS"]
+    for name in names:
+        monkeypatch.setenv(name, "-1")
+    told = [row["said"] for row in map(orjson.loads, doctor("--json").stdout.splitlines())]
+    assert [sum(said.startswith(name) for said in told) for name in names] == [1, 1, 1]
 
 
 def test_a_running_stack_lends_its_settings_for_as_long_as_that_takes(laptop: Path) -> None:
@@ -142,7 +159,8 @@ def test_a_redis_that_says_nothing_is_given_up_in_time(laptop: Path, monkeypatch
         began = time.monotonic()
         found = findings(doctor("--json"))
     assert found["redis", "reachable"]["state"] == "wrong"
-    assert "firewalls" in found["redis", "reachable"]["advice"]
+    assert "takes connections, and does not answer" in found["redis", "reachable"]["said"]
+    assert "It hangs" in found["redis", "reachable"]["advice"]
     assert time.monotonic() - began < 20
 
 
@@ -266,10 +284,17 @@ def test_conditional_writes_are_those_of_which_the_second_is_refused(
     assert doctor_store.conditional(first, second).state == state
 
 
-def _server(*answers: httpx.Response) -> list[Finding]:
+def _server(*answers: httpx.Response | Exception, key: str | None = None) -> list[Finding]:
     left = iter(answers)
-    transport = httpx.MockTransport(lambda request: next(left))
-    return list(doctor_server.check(client.Client("http://x", transport=transport, patience_seconds=0), True))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        one = next(left)
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    api = client.Client("http://x", key, transport=httpx.MockTransport(answer), patience_seconds=0)
+    return list(doctor_server.check(api, True, key))
 
 
 MODELS = {"data": [{"id": "smol"}]}
@@ -311,7 +336,7 @@ def test_another_version_of_the_server_is_told() -> None:
 @pytest.mark.parametrize(
     ("answer", "name", "words"),
     [
-        (httpx.Response(401, json={"error": {"message": "No."}}), "key", "longhaul keys create"),
+        (httpx.Response(401, json={"error": {"message": "No."}}), "key", "longhaul keys create TENANT"),
         (httpx.Response(404, text="nginx"), "reachable", "check --url"),
         (httpx.Response(503, json={"error": {"message": "away", "code": "unavailable"}}), "ready", "Redis"),
         (httpx.Response(200, text="<html>"), "reachable", "check --url"),
@@ -321,3 +346,65 @@ def test_a_server_that_refuses_is_told_with_what_to_do(answer: httpx.Response, n
     (found,) = _server(answer)
     assert (found.name, found.state) == (name, "wrong")
     assert words in found.advice
+
+
+@pytest.mark.parametrize(("key", "words"), [(None, "asks for a key"), ("lh_x", "does not know this key")])
+def test_a_key_that_opens_nothing_is_told_from_none_with_one_advice(key: str | None, words: str) -> None:
+    (found,) = _server(httpx.Response(401, json={"error": {"message": "No."}}), key=key)
+    assert words in found.said
+    assert "LONGHAUL_API_KEY" not in found.said
+    assert found.advice.count("LONGHAUL_API_KEY") == 1
+
+
+@pytest.mark.parametrize(
+    ("second", "state", "words"),
+    [
+        (httpx.Response(503, json={"error": {"message": "away", "code": "unavailable"}}), "wrong", "Redis"),
+        (httpx.ReadTimeout("timed out"), "wrong", "hangs"),
+        (httpx.Response(404, json={"error": {"message": "No such path"}}), "unchecked", "older"),
+        (httpx.Response(500, json={"error": {"message": "oh"}}), "unchecked", "See the message"),
+    ],
+)
+def test_a_server_whose_redis_hangs_is_not_called_old(
+    second: httpx.Response | Exception, state: str, words: str
+) -> None:
+    first, last = _server(httpx.Response(200, json=MODELS), second)
+    assert (first.state, last.state) == ("ok", state)
+    assert words in last.advice
+
+
+def test_the_server_of_a_running_stack_is_looked_for_where_it_is(laptop: Path, free_port: int) -> None:
+    (laptop / ".longhaul").mkdir()
+    url = f"http://127.0.0.1:{free_port}"
+    (laptop / ".longhaul" / "environment").write_text(f"LONGHAUL_API_URL={url}\n")
+    found = findings(doctor("--json"))["server", "reachable"]
+    assert url in found["said"]
+    assert found["state"] == "wrong", "it says that one runs there"
+    given = findings(doctor("--json", "--url", "http://127.0.0.1:1"))["server", "reachable"]
+    assert "http://127.0.0.1:1:" in given["said"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("the access key id is not known", "LONGHAUL_S3_ACCESS_KEY_ID"),
+        ("the secret access key is wrong", "LONGHAUL_S3_SECRET_ACCESS_KEY"),
+        ("no access key is set", "Set LONGHAUL_S3_ACCESS_KEY_ID"),
+        ("access denied", "Let these keys"),
+        ("bucket 'b' does not exist", "Make the bucket"),
+        ("no answer from http://x: Connection refused", "Start it"),
+        ("Permission denied (doctor/1)", "Let this user write there"),
+        ("No space left on device (doctor/1)", "Make room"),
+    ],
+)
+def test_each_fault_of_a_store_has_its_own_advice(
+    laptop: Path, monkeypatch: pytest.MonkeyPatch, reason: str, words: str
+) -> None:
+    monkeypatch.setenv("LONGHAUL_STORE_URL", f"file://{laptop}")
+    fails = errors.StoreUnreachable(url="s3://b", reason=reason)
+    for operation in ("check", "put"):
+        faulty = store_faults.FaultyStore(LocalStore(laptop), {operation: store_faults.FailTimes(1, fails)})
+        monkeypatch.setattr(doctor_store.store, "open_store", lambda *_, faulty=faulty, **__: faulty)
+        found = next(iter(doctor_store.check(Settings.load())))
+        assert (found.state, words in found.advice) == ("wrong", True), found
+        assert "Check LONGHAUL" not in found.said
