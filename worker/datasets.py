@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Self
 
-from jobs import progress, tokens
+from jobs import progress, sources, tokens
 from jobs.client import Batch
 from jobs.dataset import work
 from jobs.model_settings import ModelSettings
@@ -21,13 +21,15 @@ class EngineHere:
         if said:
             self._served = self._served.model_copy(update=said)
         self.model = model if model in settings.models else Path(model).name
+        self._option = f"LONGHAUL_MODELS, {model}: " if model in settings.models else "--model "
         self.settings = settings.model_copy(update={"models": {self.model: self._served}})
         self.fingerprint = self.settings.fingerprints[self.model]
         self.revision = self._served.revision
         self._engine: engine.Engine | None = None
 
     def tokenizer(self) -> tokens.Tokenizer | None:
-        """Return the model's tokenizer; raises ModelUnavailable."""
+        """Return the model's tokenizer; raises SourceUnavailable or ModelUnavailable."""
+        self._require()
         return tokens.cached(self.model, self._served)
 
     def start(self, job: work.Job) -> None:
@@ -53,8 +55,12 @@ class EngineHere:
 
     def _loaded(self) -> engine.Engine:
         if self._engine is None:
+            self._require()
             self._engine = engine.open_engine(self.model, self._served, self.settings)
         return self._engine
+
+    def _require(self) -> None:
+        sources.require(self.settings.models, {self.model: self._option}, self.settings)
 
 
 class _Heard:

@@ -1,15 +1,12 @@
 """Whether a served model is there, can be read, and has memory enough to run."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import huggingface_hub
 import torch
-from huggingface_hub import constants
 
-from jobs import errors, tokens
+from jobs import errors, hub, model_files, sources, tokens
 from jobs.doctor_findings import Finding, Look
 from jobs.model_settings import ModelSettings
 from jobs.settings import Settings
@@ -17,113 +14,46 @@ from worker import sizing_command
 from worker.engine import loader, precision, sizing
 
 _FREE_BYTES = 5 * 10**9
-_POINTER = b"version https://git-lfs"
 
 
-def check(name: str, model: ModelSettings, settings: Settings, fetches: bool) -> Iterator[Finding]:
-    """Look at one model, without its weights in memory and without asking a hub.
+def check(
+    name: str, model: ModelSettings, settings: Settings, answer: hub.Answer | None
+) -> Iterator[Finding]:
+    """Look at one model, without its weights in memory.
 
-    `fetches`: a worker would fetch what is not there.
+    `answer`: what a hub said of it, if it would be fetched; None: it is not to be, or nobody may ask.
     """
     look = Look(f"model {name}")
-    place = located(model)
-    if isinstance(place, str):
-        yield look.wrong("files", f"{model.source}: {place}", "Name a hub id, a directory or a GGUF file.")
+    found = model_files.find(model)
+    if found.is_fetched:
+        yield _to_be_fetched(look, model, found.place is not None, answer)
         return
-    if place is None:
-        yield _to_be_fetched(look, model, fetches)
+    if found.fault:
+        said, advice = found.fault
+        yield look.wrong("files", f"{found.place or model.source}: {said}", sources.advice(model, advice))
         return
-    if fault := files_fault(place, model):
-        yield look.wrong("files", f"{place}: {fault[0]}", fault[1])
-        return
-    yield look.ok("files", str(place))
+    yield look.ok("files", str(found.place))
     yield from _tokenizer(look, name, model)
     if model.engine == "auto":
         yield memory(look, name, settings)
 
 
-def located(model: ModelSettings) -> Path | str | None:
-    """Return where the model's files lie, None if they are to be fetched, or what is wrong with it."""
-    try:
-        location, options = tokens.locate(model)
-    except OSError as error:
-        return str(error)
-    if "gguf_file" in options:
-        return Path(location, options["gguf_file"])
-    if Path(location).is_dir():
-        return Path(location)
-    try:
-        kept = huggingface_hub.snapshot_download(location, revision=model.revision, local_files_only=True)
-    except Exception as error:  # of many kinds: an id that cannot be one, a cache that cannot be read
-        return None if "LocalEntryNotFound" in type(error).__name__ else str(error).split("\n")[0]
-    return Path(kept)
-
-
-def _to_be_fetched(look: Look, model: ModelSettings, fetches: bool) -> Finding:
-    cache = Path(constants.HF_HUB_CACHE)
-    there = next(path for path in (cache, *cache.parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    said = f"{model.source} is not in {cache} yet: the first worker fetches it; {free / 1e9:.1f} GB free"
-    advice = "Fetch it before: hf download " + model.source
-    if not fetches:
-        said = f"{model.source} is not in {cache}, and HF_HUB_OFFLINE is set"
-        return look.wrong("files", said, "Unset it, or copy the model there.")
+def _to_be_fetched(look: Look, model: ModelSettings, partly: bool, answer: hub.Answer | None) -> Finding:
+    part, there = ("only a part of ", "is") if partly else ("", "is not")
+    said = f"{part}{model.source} {there} in {hub.cache()}"
+    if answer is None:
+        advice = sources.advice(model, "Unset it, or copy the model there.")
+        return look.wrong("files", f"{said}, and HF_HUB_OFFLINE is set", advice)
+    advice = sources.advice(model, answer.advice)
+    if answer.kind == "refused":
+        return look.wrong("files", f"{model.source}: {answer.said}", advice)
+    if answer.kind == "silent":
+        return look.unchecked("files", f"{said}; {answer.said}", advice)
+    free = shutil.disk_usage(next(at for at in (hub.cache(), *hub.cache().parents) if at.exists())).free
+    said += f": the first worker fetches it; {free / 1e9:.1f} GB free"
     if free < _FREE_BYTES:
-        advice = "Make room, or set HF_HOME to where there is some."
-    return look.warning("files", said, advice)
-
-
-def files_fault(place: Path, model: ModelSettings) -> tuple[str, str] | None:
-    """Return what is wrong with a model's files, and what to do; None if nothing can be seen."""
-    if place.is_file():
-        return None if _starts(place, b"GGUF") else ("it is no GGUF file", "Fetch it again.")
-    if not (place / "config.json").is_file():
-        return "there is no config.json", "It is no model's directory: name the one that has it."
-    weights = sorted(place.glob("*.safetensors"))
-    index = place / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            named = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError):
-            return f"{index.name} cannot be read", "Fetch it again."
-        if missing := sorted(named - {path.name for path in weights}):
-            return f"{missing[0]} is missing ({len(missing)} of {len(named)})", "Fetch the model again."
-    if model.engine == "echo":
-        return None
-    if not weights:
-        pickles = any(place.glob("pytorch_model*.bin"))
-        if pickles and model.pickle_weights:
-            return None
-        advice = "Fetch the model again; 'pickle_weights' lets pytorch_model.bin be read, if you trust it."
-        return "there are no weights (*.safetensors)", advice
-    return next((fault for path in weights if (fault := _weights_fault(path))), None)
-
-
-def _weights_fault(path: Path) -> tuple[str, str] | None:
-    """Compare the size of a safetensors file with what its head says."""
-    try:
-        with path.open("rb") as file:
-            first = file.read(8)
-            if first and _POINTER.startswith(first):
-                return f"{path.name} is a pointer of git-lfs", "Fetch the file itself: git lfs pull"
-            size = int.from_bytes(first, "little")
-            if size > path.stat().st_size:
-                return f"{path.name} is cut off", "Fetch it again."
-            head = json.loads(file.read(size))
-    except OSError as error:
-        return f"{path.name}: {error.strerror}", "Let the user of the worker read it."
-    except ValueError:
-        return f"{path.name} is no safetensors file", "Fetch it again."
-    ends = [tensor["data_offsets"][1] for key, tensor in head.items() if key != "__metadata__"]
-    whole = 8 + size + max(ends, default=0)
-    if path.stat().st_size < whole:
-        return f"{path.name} is cut off: {path.stat().st_size:,} of {whole:,} bytes", "Fetch it again."
-    return None
-
-
-def _starts(path: Path, letters: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(letters)) == letters
+        return look.warning("files", said, "Make room, or set HF_HOME to where there is some.")
+    return look.warning("files", said, f"Fetch it before: hf download {model.source}")
 
 
 def _tokenizer(look: Look, name: str, model: ModelSettings) -> Iterator[Finding]:

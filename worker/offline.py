@@ -74,9 +74,10 @@ def run(
     served = settings.models.get(model) or ModelSettings(source=model, engine=engine_name, faults=faults)
     if chat_template is not None:
         served = served.model_copy(update={"chat_template": str(chat_template.resolve())})
+    option = f"LONGHAUL_MODELS, {model}: " if model in settings.models else "--model "
     try:
         with _alone(working_directory(output), overwrite):
-            manifest = _tidily(source, output, served, served_name, settings)
+            manifest = _tidily(source, output, served, served_name, settings, option)
     except plan.InvalidInput as invalid:
         for found in invalid.errors[: progress.MOST_FAULTS]:
             where = f"line {found.line}: " if found.line else ""
@@ -97,13 +98,18 @@ def run(
 
 
 def _tidily(
-    source: Path, output: Path, served: ModelSettings, served_name: str | None, settings: Settings
+    source: Path,
+    output: Path,
+    served: ModelSettings,
+    served_name: str | None,
+    settings: Settings,
+    option: str,
 ) -> Manifest:
     """Run the job. One that fails before any request ran leaves no working directory, unless it found one."""
     directory, job = working_directory(output), None
     found = directory.exists()
     try:
-        job = OfflineJob(source, output, served, served_name, settings)
+        job = OfflineJob(source, output, served, served_name, settings, option=option)
         return job.run(progress.view(as_json=False))
     except (errors.LonghaulError, OSError) as error:
         if not found and (job is None or not job.began):

@@ -16,7 +16,20 @@ from typing import Any, BinaryIO
 import click
 import orjson
 
-from jobs import bodies, errors, finalize, ids, lines, plan, progress, records, results, store_local, tokens
+from jobs import (
+    bodies,
+    errors,
+    finalize,
+    ids,
+    lines,
+    plan,
+    progress,
+    records,
+    results,
+    sources,
+    store_local,
+    tokens,
+)
 from jobs.model_settings import ModelSettings
 from jobs.records import JobRecord, Manifest, PartEntry, PlannedRequest, ResultRow
 from jobs.settings import Settings
@@ -51,6 +64,7 @@ class OfflineJob:
     """One input file on its way to one output file, in the working directory `OUT.longhaul`.
 
     `lent` gives an engine that is loaded already and stays so after the run; without it the run has its own.
+    `option` is what named the model, as it stands before its source.
     Raises Conflict when the directory belongs to the run of another input or model.
     """
 
@@ -62,8 +76,9 @@ class OfflineJob:
         name: str | None,
         settings: Settings,
         lent: Callable[[], engine.Engine] | None = None,
+        option: str = "--model ",
     ) -> None:
-        self._lent = lent
+        self._lent, self._option = lent, option
         self.source, self.output, self.model = source, output, model
         self.directory = working_directory(output)
         self.store = store_local.LocalStore(self.directory)
@@ -161,6 +176,7 @@ class OfflineJob:
         if self.store.size(key) is not None:
             return Planned(**self._read(key))
         if self._lent is None:
+            self._require_model()
             click.echo(f"planning {self.source}", err=True)
         sink = _Sink(self.record.id, self.store)
         prefix = f"jobs/{self.record.id}/plan/"
@@ -235,8 +251,12 @@ class OfflineJob:
                 running.close()
 
     def _loaded(self, shown: Shown) -> engine.Engine:
+        self._require_model()
         shown.note(f"loading {self.model.source}: a minute or more on the first run, as kernels are compiled")
         return engine.open_engine(self.name, self.model, self.settings)
+
+    def _require_model(self) -> None:
+        sources.require(self.settings.models, {self.name: self._option}, self.settings)
 
     def _keep(self, part: results.Part, finished: Finished) -> results.Part:
         """Write a part unless it is empty; return a new one."""

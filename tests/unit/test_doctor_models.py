@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs import hub
 from jobs.doctor_findings import Look
 from jobs.model_settings import ModelSettings
 from jobs.settings import Settings
@@ -25,12 +26,15 @@ def model(whole: Path, tmp_path: Path) -> Path:
     return shutil.copytree(whole, tmp_path / "tiny")
 
 
-def checked(model: Path, fetches: bool = True, **facts: object) -> dict[str, tuple[str, str]]:
+GIVEN = hub.Answer("given")
+
+
+def checked(model: Path, answer: hub.Answer | None = GIVEN, **facts: object) -> dict[str, tuple[str, str]]:
     served = ModelSettings.model_validate({"source": str(model)} | facts)
     settings = Settings(models={"m": served}, device="cpu")
     return {
         found.name: (found.state, f"{found.said} {found.advice}")
-        for found in doctor_models.check("m", served, settings, fetches)
+        for found in doctor_models.check("m", served, settings, answer)
     }
 
 
@@ -95,11 +99,21 @@ def test_a_file_that_is_no_gguf_is_told(tmp_path: Path) -> None:
     assert "no GGUF" in checked(path)["files"][1]
 
 
-@pytest.mark.parametrize(("fetches", "state"), [(True, "warning"), (False, "wrong")])
-def test_a_model_of_the_hub_that_is_not_here_is_fetched_unless_that_is_forbidden(
-    fetches: bool, state: str
+@pytest.mark.parametrize(
+    ("answer", "state", "words"),
+    [
+        (GIVEN, "warning", "Fetch it before"),
+        (None, "wrong", "HF_HUB_OFFLINE"),
+        (hub.Answer("refused", "no such model", "Correct it."), "wrong", "no such model Correct it."),
+        (hub.Answer("silent", "no network", "Give a directory."), "unchecked", "no network Give"),
+    ],
+)
+def test_of_a_model_that_is_not_here_it_is_told_what_a_hub_says(
+    answer: hub.Answer | None, state: str, words: str
 ) -> None:
-    assert checked(Path("nobody/no-such-model"), fetches)["files"][0] == state
+    found, said = checked(Path("nobody/no-such-model"), answer)["files"]
+    assert found == state
+    assert words in said
 
 
 @pytest.mark.parametrize(("free", "state"), [(10**6, "wrong"), (10**12, "ok")])

