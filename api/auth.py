@@ -10,7 +10,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from api.context import Context, Deps
 from jobs import errors, keys
 
-DEFAULT_TENANT = "default"
+DEFAULT_TENANT = keys.DEFAULT_TENANT
 bearer = HTTPBearer(
     auto_error=False, description="The API key. Not asked for on the server's machine while there is none."
 )

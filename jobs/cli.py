@@ -4,8 +4,10 @@ import contextlib
 import errno
 import os
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,10 +23,15 @@ from jobs import (
     queue_commands,
     report_command,
     retention_commands,
+    servers,
     settings,
     top,
+    values,
 )
 from jobs.dataset import command as dataset_command
+
+if TYPE_CHECKING:
+    from jobs import stack
 
 PLUGINS = "longhaul.commands"
 # What --help says of a plugin, so that listing the commands imports none of them.
@@ -207,7 +214,7 @@ def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path 
     longhaul up --model a=org/a --model b=org/b --workers 0          # and in another shell:
     set -a; . .longhaul/environment; set +a; longhaul autoscale --max 2
     """
-    from jobs import ports, stack
+    from jobs import ports, sources, stack
 
     if not models and "LONGHAUL_MODELS" not in os.environ:
         raise click.UsageError("Name at least one model: --model NAME=SOURCE (or set LONGHAUL_MODELS).")
@@ -222,11 +229,12 @@ def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path 
     configured = settings.Settings.load(**({"models": served} if served else {}))
     if configured.model is not None:
         _ = configured.served  # what is wrong is told before all starts
+    sources.require(configured.models, {name: f"--model {name}=" for name in served or ()}, configured)
+    parts = f"Redis, a store, the API and {values.counted(workers, 'worker')}"
+    click.echo(f"Starting {parts} in {directory} ...", err=True)
     with stack.Stack(directory, models=served, workers=workers, api_port=port) as running:
-        click.echo(running.describe())
-        click.echo(f"In another shell:  export LONGHAUL_API_URL={running.api_url}")
-        click.echo("Ctrl-C stops everything.")
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt), _own_advice(bool(models)):
+            click.echo(_started(running, directory))
             running.wait(lambda line: click.echo(line, err=True))
         click.echo("Stopping ...", err=True)
 
@@ -248,6 +256,30 @@ def recover_jobs() -> None:
     configured = settings.Settings.load()
     for job_id in recover.recover(ledger.Ledger.connect(configured), store.open_store(configured)):
         click.echo(job_id)
+
+
+def _started(running: "stack.Stack", directory: Path) -> str:
+    """Return what runs where, and what to type in another shell."""
+    from jobs import keys
+
+    lines = [running.describe(), "In another shell:", f"  export LONGHAUL_API_URL={running.api_url}"]
+    if keys.listed(key_commands.opened(directory)):
+        lines += [
+            f"  export LONGHAUL_API_KEY=...   # 'longhaul keys create TENANT --dir {directory}' makes one"
+        ]
+    lines += ["  longhaul submit prompts.jsonl --watch", "Ctrl-C stops everything."]
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _own_advice(by_option: bool) -> Iterator[None]:
+    """Have a worker's last words name the option that its models came by: it knows the variable alone."""
+    try:
+        yield
+    except servers.ServerFailed as error:
+        if not by_option:
+            raise
+        raise errors.LonghaulError(str(error).replace("Check LONGHAUL_MODELS.", "Check --model.")) from None
 
 
 def _model(text: str) -> tuple[str, str]:

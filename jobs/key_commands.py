@@ -12,7 +12,7 @@ import click
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from jobs import errors, settings, store
+from jobs import errors, settings, store, values
 from jobs import keys as keys_module
 from jobs.store import ObjectStore
 
@@ -30,7 +30,7 @@ def in_store(command: Callable[..., None]) -> Callable[..., None]:
     )
     @wraps(command)
     def wrapped(directory: Path | None, **arguments: Any) -> None:
-        command(_opened(directory), **arguments)
+        command(opened(directory), **arguments)
 
     return wrapped
 
@@ -60,7 +60,8 @@ def keys() -> None:
 def create(objects: ObjectStore, tenant: str, name: str) -> None:
     """Make a key for TENANT and print it: the only time that it can be seen.
 
-    TENANT has small letters, digits and dashes. What was made before there were keys is the tenant 'default'.
+    TENANT has small letters, digits and dashes. From the first key on every request needs one, also those of
+    this machine's page; what was made before is the tenant 'default', for which a key can be made, too.
 
     \b
     longhaul keys create search-team --name "nightly jobs"
@@ -68,6 +69,7 @@ def create(objects: ObjectStore, tenant: str, name: str) -> None:
     export LONGHAUL_API_KEY=$(longhaul keys create search-team)
     """
     _check(tenant, name)
+    is_first = not keys_module.listed(objects)
     record, key = keys_module.create(objects, tenant, name)
     click.echo(key)
     click.echo(
@@ -75,6 +77,8 @@ def create(objects: ObjectStore, tenant: str, name: str) -> None:
         "Clients send it as --api-key, LONGHAUL_API_KEY or 'Authorization: Bearer'.",
         err=True,
     )
+    if is_first:
+        click.echo(_first(objects, tenant), err=True)
 
 
 @keys.command("list")
@@ -113,7 +117,23 @@ def revoke(objects: ObjectStore, key_id: str) -> None:
     click.echo(f"{record.id} of {record.tenant} revoked {_time(record.revoked_at)}")
 
 
-def _opened(directory: Path | None) -> ObjectStore:
+def _first(objects: ObjectStore, tenant: str) -> str:
+    """Return what the first key of a store changes for whoever has used it without one."""
+    nobodys = keys_module.DEFAULT_TENANT
+    told = "longhaul: It is the first key: from now on every request needs one, and so does the page."
+    jobs = sum(1 for _ in objects.list(f"job-index/{nobodys}/"))
+    files = sum(1 for _ in objects.list(f"file-records/{nobodys}/"))
+    if tenant == nobodys or not jobs + files:
+        return told
+    made = " and ".join(filter(None, (values.counted(jobs, "job"), values.counted(files, "file"))))
+    return (
+        f"{told} {made} made without a key {'is' if jobs + files == 1 else 'are'} of the tenant '{nobodys}', "
+        f"which {tenant} does not see: 'longhaul keys create {nobodys}' makes a key that does."
+    )
+
+
+def opened(directory: Path | None) -> ObjectStore:
+    """Open the store of the 'longhaul up' that runs in a directory; None: that of the settings."""
     from jobs import stack  # it imports boto3, a third of a second
 
     # Without this, whoever forgets --dir makes keys in a store that no API reads.

@@ -17,6 +17,8 @@ from jobs.store import ObjectStore
 log = logging.getLogger(__name__)
 
 PREFIX = "keys/"
+DEFAULT_TENANT = "default"
+"""Who asks while there is no key."""
 _READERS = 16
 _ID = r"[0-9a-hjkmnp-tv-z]{26}"
 _NAME = re.compile(rf"{PREFIX}({_ID})\.(json|revoked)")

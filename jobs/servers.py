@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jobs import errors
+from jobs import errors, last_words
 
 # Runs before the program: the kernel will kill it when the process that started it dies, however it dies.
 # Done in a small Python of its own because code between fork and exec is not safe in a threaded parent.
@@ -26,8 +26,7 @@ os.execvp(program[0], program)
 
 
 class ServerFailed(errors.LonghaulError):
-    """{name} {reason}. The last lines of {log}:
-    {tail}"""
+    """{name} {reason}: {words} (its log: {log})"""
 
 
 class Server:
@@ -80,8 +79,8 @@ class Server:
             time.sleep(0.05)
 
     def failed(self, reason: str) -> ServerFailed:
-        """Return the error for `reason`, with the last lines this process logged."""
-        return ServerFailed(name=self.name, reason=reason, log=self.log, tail=self.tail())
+        """Return the error for `reason`, with the last words of this process."""
+        return ServerFailed(name=self.name, reason=reason, log=self.log, words=last_words.of(self.output()))
 
     def lines(self) -> Iterator[bytes]:
         """Yield the lines that this start of the server has logged; none where the log was taken away."""

@@ -18,7 +18,7 @@ from typing import IO, Any, Literal
 
 from jobs import embedded, errors, ports, restarts, servers, stack_lines
 from jobs.model_settings import ModelSettings
-from jobs.settings import CLIENT_VARIABLES, PREFIX
+from jobs.settings import CLIENT_VARIABLES, PREFIX, URL_VARIABLE
 
 DEFAULT_DIRECTORY = Path(".longhaul")
 ENVIRONMENT = "environment"
@@ -104,8 +104,8 @@ class Stack:
         try:
             self._take_lock()
             self._start_servers()
-            self._write_environment()
             self._start_api()
+            self._write_environment()
             for _ in range(self._worker_count):
                 self.start_worker()
             for worker in self.workers:
@@ -227,11 +227,12 @@ class Stack:
                 self._lock = None
 
     def describe(self) -> str:
-        """Return what runs where, one line each."""
+        """Return what runs where, a line or two each."""
         store = self.environment["LONGHAUL_STORE_URL"]
         pids = [worker.process.pid for worker in self.workers]
         rows = {
-            "API": f"{self.api_url}/v1 (in a browser: {self.api_url}/)",
+            "web page": f"{self.api_url}/",
+            "API": f"{self.api_url}/v1",
             "models": ", ".join(self._models) or "none: set LONGHAUL_MODELS",
             "workers": stack_lines.workers(pids, self._worker_model, self._models),
             "Redis": self.environment["LONGHAUL_REDIS_URL"],
@@ -239,7 +240,7 @@ class Stack:
             "data, logs": str(self.directory),
             "variables": f"set -a; . {shlex.quote(str(self.directory / ENVIRONMENT))}; set +a",
         }
-        return "\n".join(f"  {name:<11} {value}" for name, value in rows.items())
+        return stack_lines.table(rows)
 
     @property
     def _models(self) -> list[str]:
@@ -254,11 +255,12 @@ class Stack:
         return self.environment.get(name, os.environ.get(name))
 
     def _write_environment(self) -> None:
-        """Leave the settings for other shells: `set -a; . .longhaul/environment`. With those of this process:
-        whoever has others may look for requests of other models.
+        """Leave the settings for other shells: `set -a; . .longhaul/environment`, and where the API is. With
+        those of this process: whoever has others may look for requests of other models.
         """
         own = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
         settings = {name: own[name] for name in own.keys() - CLIENT_VARIABLES} | self.environment
+        settings[URL_VARIABLE] = self.api_url
         path = self.directory / ENVIRONMENT
         path.touch(mode=0o600)
         path.write_text("".join(f"{name}={shlex.quote(settings[name])}\n" for name in sorted(settings)))

@@ -1,8 +1,18 @@
 """What `longhaul up` says of its workers: which models they run, and which nobody does."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-_WAITING = "requests for it wait for a worker, of 'longhaul autoscale' for example"
+from jobs import values
+
+_WAITING = "its requests wait ('longhaul autoscale')"
+
+
+def table(rows: Mapping[str, str]) -> str:
+    """Return a line for each name and value; a value of several lines stays under its beginning."""
+    lines = []
+    for name, value in rows.items():
+        lines += [f"  {name if not at else '':<11} {part}" for at, part in enumerate(value.split("\n"))]
+    return "\n".join(lines)
 
 
 def chosen(model: str, served: Sequence[str]) -> list[str]:
@@ -16,12 +26,13 @@ def chosen(model: str, served: Sequence[str]) -> list[str]:
 
 
 def workers(pids: Sequence[int], model: str, served: Sequence[str]) -> str:
-    """Return which workers there are, what each runs (its LONGHAUL_MODEL), and what none does."""
+    """Return which workers there are, what each runs (its LONGHAUL_MODEL), and below it what none does."""
     run = chosen(model, served) if pids else []
     left = " or ".join(name for name in served if name not in run)
     idle = [f"nobody runs {left}: {_WAITING}"] if left else []
     if not pids:
-        return "; ".join(["none", *idle])
+        return "\n".join(["none", *idle])
     names = " and ".join(run) or "no model, steps of jobs alone"
     turns = "each takes turns over" if len(run) > 1 else "each runs" if len(pids) > 1 else "runs"
-    return "; ".join([", ".join(f"pid {pid}" for pid in pids), f"{turns} {names}", *idle])
+    who = f"{values.counted(len(pids), 'worker')}, pid {' and '.join(map(str, pids))}"
+    return "\n".join([f"{who}: {turns} {names}", *idle])

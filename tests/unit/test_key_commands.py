@@ -30,6 +30,28 @@ def test_create_prints_the_key_alone_on_standard_output(objects: LocalStore) -> 
     assert result.stdout.strip() not in result.stderr
 
 
+def test_the_first_key_says_what_it_changes(objects: LocalStore) -> None:
+    objects.put("job-index/default/batch_1", b"")
+    for name in ("file-1", "file-2"):
+        objects.put(f"file-records/default/{name}.json", b"{}")
+    first, second = run("create", "team"), run("create", "other")
+    assert "from now on every request needs one" in first.stderr
+    assert "1 job and 2 files made without a key are of the tenant 'default'" in first.stderr
+    assert "'longhaul keys create default' makes a key that does" in first.stderr
+    assert "from now on" not in second.stderr
+
+
+@pytest.mark.parametrize("tenant", ["team", "default"])
+def test_the_first_key_hides_nothing_where_nothing_is_or_of_who_made_it(
+    objects: LocalStore, tenant: str
+) -> None:
+    if tenant == "default":
+        objects.put("job-index/default/batch_1", b"")
+    said = run("create", tenant).stderr
+    assert "from now on every request needs one" in said
+    assert "made without" not in said
+
+
 def test_list_shows_everything_but_the_secret(objects: LocalStore) -> None:
     secrets = [run("create", "one", "--name", "a b").stdout.strip(), run("create", "two").stdout.strip()]
     first, second = keys.listed(objects)

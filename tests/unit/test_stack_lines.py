@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from jobs import cli, stack, stack_lines
+from jobs import cli, errors, servers, stack, stack_lines
 
 MODELS = {"a": {"source": "x/a"}, "b": {"source": "x/b"}}
 
@@ -24,11 +24,12 @@ def test_models_of_a_worker_are_those_that_the_setting_means(model: str, names: 
 
 
 def test_a_model_that_no_worker_runs_is_named() -> None:
-    assert "nobody runs b: requests for it wait" in stack_lines.workers([1], "a", ["a", "b"])
-    assert stack_lines.workers([1, 2], "all", ["a", "b"]) == "pid 1, pid 2; each takes turns over a and b"
+    assert "nobody runs b: its requests wait" in stack_lines.workers([1], "a", ["a", "b"])
+    two = "2 workers, pid 1 and 2: each takes turns over a and b"
+    assert stack_lines.workers([1, 2], "all", ["a", "b"]) == two
     none = stack_lines.workers([], "all", ["a", "b"])
-    assert none.startswith("none; nobody runs a or b: ")
-    assert stack_lines.workers([1], "all", ["a"]) == "pid 1; runs a"
+    assert none.startswith("none\nnobody runs a or b: ")
+    assert stack_lines.workers([1], "all", ["a"]) == "1 worker, pid 1: runs a"
 
 
 def made(folder: Path, **extra: str) -> stack.Stack:
@@ -58,8 +59,10 @@ def test_other_shells_have_the_settings_of_this_one_but_not_a_clients(
     """With another quantisation they would look for requests of another model."""
     monkeypatch.setenv("LONGHAUL_QUANTIZE", "int8")
     monkeypatch.setenv("LONGHAUL_API_KEY", "secret")
+    monkeypatch.setenv("LONGHAUL_API_URL", "http://another.example")
     found = environment(tmp_path)
     assert found["LONGHAUL_QUANTIZE"] == "int8"
+    assert found["LONGHAUL_API_URL"] == made(tmp_path).api_url
     assert "LONGHAUL_API_KEY" not in found
 
 
@@ -79,3 +82,32 @@ def test_up_refuses_a_model_that_is_not_served_before_it_starts_anything(
     result = CliRunner().invoke(cli.main, ["up", "--model", "a=x/a"])
     assert result.exit_code == 1
     assert "'z' is not in LONGHAUL_MODELS (a)" in result.output
+
+
+def test_what_up_says_has_rows_of_a_terminals_width(tmp_path: Path) -> None:
+    lines = made(tmp_path)
+    lines.environment |= {
+        "LONGHAUL_REDIS_URL": "redis://127.0.0.1:55823/0",
+        "LONGHAUL_STORE_URL": "s3://longhaul",
+    }
+    told = lines.describe().replace(str(tmp_path), "/data").splitlines()
+    assert all(len(line) <= 80 for line in told), told
+    assert "              nobody runs a or b: its requests wait ('longhaul autoscale')" in told
+
+
+def test_up_refuses_a_model_that_cannot_be_had_before_it_starts_anything(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        cli.main, ["up", "--model", f"a={tmp_path}/a", "--dir", str(tmp_path / "data")]
+    )
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"longhaul: --model a={tmp_path}/a: no such directory. Give a directory")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_workers_last_words_name_the_option_that_was_given(tmp_path: Path) -> None:
+    failed = servers.ServerFailed(name="w", reason="ended", words="No. Check LONGHAUL_MODELS.", log="l")
+    with pytest.raises(errors.LonghaulError, match=r"Check --model\."), cli._own_advice(True):
+        raise failed
+    with pytest.raises(servers.ServerFailed, match="LONGHAUL_MODELS"), cli._own_advice(False):
+        raise failed
