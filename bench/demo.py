@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import httpx
 import orjson
 from rich.console import Console
 from rich.markup import escape
@@ -16,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from bench import humaneval
-from jobs import client, download, errors, ids, progress, stack, terminal, values
+from jobs import client, download, errors, places, progress, stack, terminal, values
 from worker.engine import smollm2
 
 SYSTEM = (
@@ -119,29 +118,21 @@ def write_prompts(path: Path, count: int, max_tokens: int) -> None:
 
 def show(running: stack.Stack, batch: client.Batch, console: Console) -> None:
     """Bring the result files here; print the figures and the first two completions."""
-    summary = httpx.get(f"{running.api_url}/v1/batches/{batch.id}/metrics").raise_for_status().json()
-    folder = running.directory / "results" / batch.id
-    files = fetch(running.api_url, batch, folder)
-    (folder / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+    folder = running.directory / "results"
+    files = places.of_job(folder / f"{batch.id}.jsonl")
+    with client.Client(running.api_url) as api:
+        download.fetch(api, batch, files)
+    summary = orjson.loads(files["summary"].read_bytes())
     console.print(figures(batch, summary))
     console.print(latencies(summary))
-    console.print(f"Files in {folder}: {', '.join(sorted(os.listdir(folder)))}", soft_wrap=True)
+    names = "\n".join(f"  {path.name}" for path in files.values())
+    console.print(f"Files in {folder}:\n{names}", soft_wrap=True)
     lines = [orjson.loads(line) for line in files["output"].read_bytes().splitlines()[:2]]
     for line in lines:
         text = line["response"]["body"]["choices"][0]["message"]["content"]
         console.print(Panel(escape(text.strip()), title=line["custom_id"], title_align="left"))
     for line in files["errors"].read_bytes().splitlines()[:2]:
         console.print(Panel(escape(line.decode()), title="error", title_align="left", style="red"))
-
-
-def fetch(url: str, batch: client.Batch, folder: Path) -> dict[str, Path]:
-    """Download output, errors and metrics of an ended batch."""
-    paths = {kind: folder / f"{kind}.jsonl" for kind in ("output", "errors", "metrics")}
-    with client.Client(url) as api:
-        download.fetch(api, batch, {kind: paths[kind] for kind in download.KINDS})
-        with paths["metrics"].open("wb") as out:
-            out.writelines(api.content(ids.result_file_id(batch.id, "metrics")))
-    return paths
 
 
 def figures(batch: client.Batch, summary: dict[str, Any]) -> Table:

@@ -184,15 +184,17 @@ def results(session: Session, job_id: str, place: str | None, only_errors: bool,
     """Fetch the lines of a finished job, or with --follow of a running one.
 
     Output lines are in input order and go to standard output. -o FILE writes them to a file; -o DIR (one
-    that exists, or a name that ends with a slash) writes ID_output.jsonl and ID_errors.jsonl there. With
-    --follow the order is that of finishing. --json reports which files were written; it needs -o.
+    that exists, or a name that ends with a slash) writes all that a job has made there: ID.jsonl,
+    ID.errors.jsonl, ID.metrics.jsonl (latencies of each request) and ID.summary.json. With --follow there
+    are only output and errors, in the order of finishing. --json reports which files were written; it
+    needs -o.
 
     \b
     longhaul results batch_01jx2k5m8q9r3t4v6w7y8z0abc | jq -r .response.body.choices[0].message.content
     longhaul results batch_01jx2k5m8q9r3t4v6w7y8z0abc -o results/
     longhaul results batch_01jx2k5m8q9r3t4v6w7y8z0abc --errors --follow
     """
-    to = download.targets(job_id, place, only_errors)
+    to = download.targets(job_id, place, only_errors=only_errors, followed=followed)
     for path in filter(None, to.values()):
         places.check(path)
     if session.as_json and None in to.values():
@@ -202,7 +204,7 @@ def results(session: Session, job_id: str, place: str | None, only_errors: bool,
             batch = download.follow(api, job_id, to, poll_seconds=session.poll_seconds)
         else:
             batch = api.batch(job_id)
-            download.fetch(api, batch, to)
+            to = download.fetch(api, batch, to)
     files = {kind: str(path) for kind, path in to.items() if path}
     if session.as_json:
         click.echo(orjson.dumps({"id": batch.id, "status": batch.status, "files": files}))

@@ -1,20 +1,21 @@
-"""What `results` does: bring a job's output and error lines to files or standard output."""
+"""What `results` does: bring a job's files here, or its lines to standard output."""
 
 import contextlib
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any
 
 import orjson
 
-from jobs import client, errors, values
+from jobs import client, errors, ids, places, values
 
-KINDS = ("output", "errors")
+LINES = ("output", "errors")
 Targets = Mapping[str, Path | None]
-"""Where each kind of line goes; None is standard output."""
+"""Where each kind of a job's files goes; None is standard output."""
 
 
 class NotFinished(errors.LonghaulError):
@@ -26,33 +27,48 @@ class NoFile(errors.InvalidRequest):
     """{path} is no file that can be written: without -o lines go to standard output."""
 
 
-def targets(job_id: str, place: str | None, only_errors: bool) -> Targets:
-    """Return where lines go: a directory takes both kinds, a file or standard output one of them."""
-    kinds = ("errors",) if only_errors else KINDS
+def targets(job_id: str, place: str | None, *, only_errors: bool = False, followed: bool = False) -> Targets:
+    """Return what goes where: a directory takes all there is, a file or standard output one kind of lines.
+
+    Of a job that is followed there are only lines.
+    """
+    kind = "errors" if only_errors else "output"
     if place is None or place == "-":
-        return {kinds[0]: None}
+        return {kind: None}
     path = Path(place)
     if place.endswith(os.sep) or path.is_dir():
-        return {kind: path / f"{job_id}_{kind}.jsonl" for kind in kinds}
+        found = places.of_job(path / f"{job_id}.jsonl")
+        kinds = ("errors",) if only_errors else LINES if followed else tuple(found)
+        return {kind: found[kind] for kind in kinds}
     if _is_special(path):
         raise NoFile(path=path)
-    return {kinds[0]: path}
+    return {kind: path}
 
 
-def fetch(api: client.Client, batch: client.Batch, to: Targets) -> None:
-    """Download a finished job's files; a kind without lines leaves an empty file.
+def fetch(api: client.Client, batch: client.Batch, to: Targets) -> Targets:
+    """Download a finished job's files, and return what was written where.
 
-    Raises NotFinished. A file appears under its name only when it is whole.
+    Output and errors without a line are empty files; metrics and summary, which a job of invalid input and
+    other services do not have, are left out. A file appears under its name only when it is whole. Raises
+    NotFinished.
     """
     if not batch.ended:
         total = values.counted(batch.request_counts.total, "request")
         raise NotFinished(job=batch.id, status=batch.status, done=batch.done, total=total)
-    sources = {"output": batch.output_file_id, "errors": batch.error_file_id}
+    known = {"output": batch.output_file_id, "errors": batch.error_file_id}
+    written = {}
     for kind, path in to.items():
-        file_id = sources[kind]
-        with whole(path) as stream:
-            for chunk in api.content(file_id) if file_id else ():
-                stream.write(chunk)
+        file_id = known[kind] if kind in LINES else ids.result_file_id(batch.id, kind)
+        try:
+            with whole(path) as stream:
+                for chunk in api.content(file_id) if file_id else ():
+                    stream.write(chunk)
+        except client.ServerRefused as refused:
+            if kind in LINES or refused.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+        else:
+            written[kind] = path
+    return written
 
 
 def follow(

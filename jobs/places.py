@@ -1,4 +1,4 @@
-"""Whether a place that was named for output can be written: asked before anything is loaded or computed."""
+"""Places for output: which files a job's results lie in, and whether they can be written."""
 
 import tempfile
 from pathlib import Path
@@ -10,10 +10,18 @@ class CannotWrite(errors.InvalidRequest):
     """{path} cannot be written: no file can be made in {directory} ({reason}). Name another with {option}."""
 
 
+def of_job(output: Path) -> dict[str, Path]:
+    """Return where each kind of a job's files lies: output, and `out.errors.jsonl` beside `out.jsonl`."""
+    others = {"errors": "jsonl", "metrics": "jsonl", "summary": "json"}
+    return {"output": output} | {
+        kind: output.with_name(f"{output.stem}.{kind}.{suffix}") for kind, suffix in others.items()
+    }
+
+
 def check(path: Path, option: str = "-o") -> None:
     """Refuse a file or a directory that could not be made, with the directories on the way to it.
 
-    Nothing is left behind. Raises CannotWrite.
+    It is asked before anything is loaded or computed. Nothing is left behind. Raises CannotWrite.
     """
     directory = _existing(path.resolve())
     try:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Self
 
-from jobs import progress, sources, tokens
+from jobs import places, progress, sources, tokens
 from jobs.client import Batch
 from jobs.dataset import work
 from jobs.model_settings import ModelSettings
@@ -42,10 +42,10 @@ class EngineHere:
             job.requests, job.directory / work.OUTPUT, self._served, self.model, self.settings, self._loaded
         )
         run.run(heard)
+        made = places.of_job(job.directory / work.OUTPUT)
         for kind, name in (("errors", work.ERRORS), ("metrics", work.METRICS)):
-            made = offline_job.beside(job.directory / work.OUTPUT, kind)
-            if made.exists():
-                made.replace(job.directory / name)
+            if made[kind].exists():
+                made[kind].replace(job.directory / name)
 
     def close(self) -> None:
         """Unload the model."""

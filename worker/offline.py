@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 import orjson
@@ -15,7 +15,7 @@ from jobs import errors, places, plan, progress
 from jobs.model_settings import ModelSettings
 from jobs.records import Manifest
 from jobs.settings import Settings
-from worker.offline_job import KINDS, OfflineJob, beside, working_directory
+from worker.offline_job import OfflineJob, working_directory
 
 ENGINES = get_args(ModelSettings.model_fields["engine"].annotation)
 
@@ -91,7 +91,7 @@ def run(
     except OSError as error:
         raise errors.LonghaulError(f"{error.filename or output}: {error.strerror or error}.") from error
     if as_json:
-        click.echo(orjson.dumps(orjson.loads(beside(output, "summary").read_bytes())))
+        click.echo(orjson.dumps(_summary(output)))
     else:
         _report(output, manifest)
     raise SystemExit(3 if manifest.failed else 0)
@@ -121,19 +121,23 @@ def _tidily(
 
 
 def _report(output: Path, manifest: Manifest) -> None:
-    rate = orjson.loads(beside(output, "summary").read_bytes())["tokens_per_second"]
+    rate = _summary(output)["tokens_per_second"]
     click.echo(
         f"{manifest.completed} completed, {manifest.failed} failed of {manifest.total}; "
         f"{manifest.usage[0]:,} input and {manifest.usage[2]:,} output tokens"
         + (f", {rate:,.1f} output tokens/s" if rate else "")
     )
-    for path in (output, *(beside(output, kind) for kind in KINDS)):
+    for path in places.of_job(output).values():
         if path.exists():
             click.echo(f"  {path}")
 
 
+def _summary(output: Path) -> dict[str, Any]:
+    return dict(orjson.loads(places.of_job(output)["summary"].read_bytes()))
+
+
 def _refuse_own_input(source: Path, output: Path) -> None:
-    for written in (output, *(beside(output, kind) for kind in KINDS)):
+    for written in places.of_job(output).values():
         if written.resolve() == source.resolve():
             raise click.UsageError(f"The run would write over its own input {source}. Give another -o.")
         if written.exists() and not written.is_file():  # it would be replaced: root can do that to /dev/null

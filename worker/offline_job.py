@@ -4,24 +4,21 @@ All of it lies in a directory beside the output: the plan, and a part every few 
 goes on from the finished parts.
 """
 
-import hashlib
-import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 import orjson
 
 from jobs import (
-    bodies,
     errors,
     finalize,
     ids,
-    lines,
+    places,
     plan,
     progress,
     records,
@@ -31,16 +28,10 @@ from jobs import (
     tokens,
 )
 from jobs.model_settings import ModelSettings
-from jobs.records import JobRecord, Manifest, PartEntry, PlannedRequest, ResultRow
+from jobs.records import JobRecord, Manifest, PartEntry, ResultRow
 from jobs.settings import Settings
-from worker import engine, translate, watchdog
-from worker.blame import Blame
-from worker.interrupts import Interrupts
+from worker import engine, offline_input, offline_rest
 from worker.shown import Shown
-
-KINDS = ("errors", "metrics", "summary")
-MODEL_NAME = "model"
-_GOES_ON = "The same command goes on from here, and runs alone what ran now."
 
 
 @dataclass
@@ -49,15 +40,6 @@ class Planned:
 
     total: int
     shards: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Finished:
-    """What earlier runs left: the rows that have a result, how many of them failed, the parts they lie in."""
-
-    rows: set[int] = field(default_factory=set)
-    failed: int = 0
-    parts: list[PartEntry] = field(default_factory=list)
 
 
 class OfflineJob:
@@ -82,7 +64,7 @@ class OfflineJob:
         self.source, self.output, self.model = source, output, model
         self.directory = working_directory(output)
         self.store = store_local.LocalStore(self.directory)
-        self.name = name or first_model(source, settings)
+        self.name = name or offline_input.first_model(source, settings)
         self.settings = settings.model_copy(update={"models": {self.name: model}})
         self.fingerprint = self.settings.fingerprints[self.name]
         self.began = False
@@ -105,27 +87,23 @@ class OfflineJob:
                 shown = Shown(self.record, self.name, view, planned.total)
                 shown.add(len(finished.rows) - finished.failed, finished.failed, records.NO_USAGE)
                 if len(finished.rows) < planned.total:
-                    self._run_left(planned, finished, shown)
+                    self._run_rest(planned, finished, shown)
             self.began = True
             self._merge(planned.total, finished.parts)
         manifest = Manifest.from_json(self.store.get(finalize.manifest_key(self.record.id)))
         self._deliver(manifest)
         return manifest
 
-    def beside(self, kind: str) -> Path:
-        """Return where errors, metrics or summary of the run go."""
-        return beside(self.output, kind)
-
     def _facts(self) -> dict[str, str]:
         """Return what makes this run another one when it changes."""
-        place = Path(self.model.source).expanduser()
+        place, template = Path(self.model.source).expanduser(), self.model.chat_template
         source = str(place.resolve()) if place.exists() else self.model.source
         return {
-            "input": _sha256(self.source),
+            "input": offline_input.sha256(self.source),
             "model": f"{self.model.engine}:{source}",
             "served name": self.name,
             "quantization": self.settings.completed(self.model).quantization,
-            "chat template": _sha256(Path(self.model.chat_template)) if self.model.chat_template else "",
+            "chat template": offline_input.sha256(Path(template)) if template else "",
         }
 
     def _known(self) -> JobRecord | None:
@@ -148,7 +126,7 @@ class OfflineJob:
         record = JobRecord(
             id=ids.batch_id(),
             tenant="local",
-            endpoint=first_url(self.source, self.settings),
+            endpoint=offline_input.first_url(self.source, self.settings),
             input_file_id=self.source.name,
             input_key="input.jsonl",
             completion_window="unlimited",
@@ -188,8 +166,8 @@ class OfflineJob:
     def _tokenizer(self, name: str) -> tokens.Tokenizer:
         return tokens.cached(name, self.model)
 
-    def _finished(self) -> Finished:
-        finished = Finished()
+    def _finished(self) -> offline_rest.Finished:
+        finished = offline_rest.Finished()
         for name in results.list_parts(self.store, self.record.id):
             try:
                 rows = list(results.read_part(self.store, self.record.id, PartEntry(name)))
@@ -204,49 +182,15 @@ class OfflineJob:
             finished.failed += sum(fresh.values())
         return finished
 
-    def _left(self, planned: Planned, done: set[int]) -> Iterator[PlannedRequest]:
-        for shard in planned.shards:
-            with self.store.open(shard) as stream:
-                for data in stream:
-                    request = PlannedRequest.from_json(data)
-                    if not done.issuperset(request.rows):
-                        yield request
-
-    def _run_left(self, planned: Planned, finished: Finished, shown: Shown) -> None:
-        """Run the requests that are left; write a part every few seconds, also when interrupted."""
+    def _run_rest(self, planned: Planned, finished: offline_rest.Finished, shown: Shown) -> None:
+        rest = offline_rest.Rest(
+            self.record.id, self.store, self.settings, self.fingerprint, planned.shards, finished
+        )
         running = self._lent() if self._lent else self._loaded(shown)
         self.began = True
-        part = results.Part(self.record.id)
-
-        def end_hung(seconds: float) -> None:
-            self._keep(part, finished)
-            click.echo(f"longhaul: the engine has been in one step for {seconds:.0f} s. {_GOES_ON}", err=True)
-            os._exit(watchdog.EXIT_CODE)
-
-        dog = watchdog.Watchdog(self.settings.step_timeout_seconds, end_hung)
-        blame = Blame(self.directory / "running.json", finished.rows)
-        dog.start()
         try:
-            with Interrupts() as interrupts:
-                for rows in self._all_results(running, planned, finished.rows, blame, dog):
-                    part.add(rows)
-                    failed = sum(row.failed for row in rows)
-                    shown.add(len(rows) - failed, failed, *(row.usage for row in rows))
-                    age = time.monotonic() - part.opened
-                    if interrupts.asked:
-                        raise KeyboardInterrupt
-                    if part.bytes >= self.settings.flush_bytes or age >= self.settings.flush_seconds:
-                        part = self._keep(part, finished)
-            blame.acquit()
-        except KeyboardInterrupt:
-            blame.acquit()
-            raise
-        except Exception as error:
-            click.echo(f"longhaul: the run broke off: {error!r}. {_GOES_ON}", err=True)
-            raise
+            rest.run(running, shown)
         finally:
-            dog.close()
-            self._keep(part, finished)
             if self._lent is None:
                 running.close()
 
@@ -258,60 +202,6 @@ class OfflineJob:
     def _require_model(self) -> None:
         sources.require(self.settings.models, {self.name: self._option}, self.settings)
 
-    def _keep(self, part: results.Part, finished: Finished) -> results.Part:
-        """Write a part unless it is empty; return a new one."""
-        if part.rows:
-            part.write(self.store)
-            finished.parts.append(PartEntry(part.name))
-        return results.Part(self.record.id)
-
-    def _all_results(
-        self, running: engine.Engine, planned: Planned, done: set[int], blame: Blame, dog: watchdog.Watchdog
-    ) -> Iterator[list[ResultRow]]:
-        """Yield the rows of all that is left; who ran when an earlier run died comes last and alone."""
-
-        def admit(ids: list[str]) -> list[str]:
-            blame.admit(ids, running.running)
-            return []
-
-        running.on_admit = admit
-        suspects = blame.suspects
-        others = (request for request in self._left(planned, done) if request.id not in suspects)
-        yield from self._results(running, others, dog)
-        blame.alone = True
-        for request in self._left(planned, done) if suspects else ():
-            if blame.is_guilty(request.id):
-                message = "The request was given up: it ended the process of each run that ran it alone."
-                yield results.given_up(request, "worker_lost", message)
-            elif request.id in suspects:
-                yield from self._results(running, iter([request]), dog)
-
-    def _results(
-        self, running: engine.Engine, left: Iterator[PlannedRequest], dog: watchdog.Watchdog
-    ) -> Iterator[list[ResultRow]]:
-        """Yield the rows that each step of the engine finishes."""
-        translator = translate.Translator(running.tokenizer)
-        inside: dict[str, PlannedRequest] = {}
-        running.expects_more = True
-        while True:
-            while running.expects_more and running.room() > 0:
-                if (request := next(left, None)) is None:
-                    running.expects_more = False
-                    break
-                inside[request.id] = request
-                running.add([translate.engine_request(request)])
-            if not running.has_work:
-                return
-            with dog.watching(running.progress):
-                completions = running.step()
-            yield [
-                row
-                for completion in completions
-                for row in translator.rows_of(
-                    inside.pop(completion.id), completion, self.fingerprint, 0, "local"
-                )
-            ]
-
     def _merge(self, total: int, parts: list[PartEntry]) -> None:
         directory = f"jobs/{self.record.id}/out/"
         merge = finalize.Merge(self.record, "completed", self.store, self.settings, directory)
@@ -320,7 +210,7 @@ class OfflineJob:
 
     def _deliver(self, manifest: Manifest) -> None:
         """Copy the files to where the user wants them; the output exists even if no request succeeded."""
-        for kind, target in {"output": self.output, **{kind: self.beside(kind) for kind in KINDS}}.items():
+        for kind, target in places.of_job(self.output).items():
             made = manifest.files.get(kind)
             if made is None and kind != "output":
                 target.unlink(missing_ok=True)
@@ -329,7 +219,7 @@ class OfflineJob:
             with unfinished.open("wb") as out:
                 if made is not None:
                     with self.store.open(made["key"]) as stream:
-                        _copy(stream, out)
+                        shutil.copyfileobj(stream, out, 1 << 20)
             unfinished.replace(target)
 
 
@@ -358,44 +248,5 @@ def working_directory(output: Path) -> Path:
     return output.with_name(output.name + ".longhaul")
 
 
-def beside(output: Path, kind: str) -> Path:
-    """Return where a kind of file goes beside the output: `out.errors.jsonl` for `out.jsonl`."""
-    return output.with_name(f"{output.stem}.{kind}{'.json' if kind == 'summary' else '.jsonl'}")
-
-
-def first_model(source: Path, settings: Settings) -> str:
-    """Return the model that the first line names; the plan reports a line that names none."""
-    body = _first_line(source, settings).get("body")
-    model = body.get("model") if isinstance(body, dict) else None
-    return model if isinstance(model, str) and model else MODEL_NAME
-
-
-def first_url(source: Path, settings: Settings) -> str:
-    """Return the endpoint that the first line names, chat completions if it names none that we run."""
-    url = _first_line(source, settings).get("url")
-    return url if isinstance(url, str) and url in bodies.BODIES else next(iter(bodies.BODIES))
-
-
-def _first_line(source: Path, settings: Settings) -> dict[str, Any]:
-    with source.open("rb") as stream:
-        for line in lines.read(stream, settings.max_line_bytes):
-            try:
-                value = lines.parse(line.data or b"").value
-            except ValueError:
-                break
-            return value if isinstance(value, dict) else {}
-    return {}
-
-
 def _plan_key(job_id: str) -> str:
     return f"jobs/{job_id}/plan.json"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _copy(stream: BinaryIO, out: BinaryIO) -> None:
-    while chunk := stream.read(1 << 20):
-        out.write(chunk)

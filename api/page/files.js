@@ -23,7 +23,7 @@ export class Files {
     this.buttons.get("output").hidden = !batch.output_file_id;
     this.buttons.get("errors").hidden = !batch.error_file_id;
     this.buttons.get("metrics").hidden = !batch.output_file_id;
-    this.hint.replaceChildren("Output and errors into a directory: ", h("code", {}, `longhaul results ${batch.id} -o results/${urlOption()}`));
+    this.hint.replaceChildren("All of them into a directory: ", h("code", {}, `longhaul results ${batch.id} -o results/${urlOption()}`));
   }
 
   async get(kind) {

@@ -13,7 +13,6 @@ from jobs import client, download, errors, tokens, values
 from jobs.dataset import recipe, work
 
 _REMOTE = "remote.json"
-_OUTPUT_ENDING, _METRICS_ENDING = "_output", "_metrics"
 
 
 class JobFailed(errors.LonghaulError):
@@ -99,9 +98,9 @@ class Service:
             batch = self._ended(job, listener)
             if batch.status == "failed" or (batch.output_file_id is None and batch.error_file_id is None):
                 raise self._failed(batch)
-            places = {"output": job.directory / work.OUTPUT, "errors": job.directory / work.ERRORS}
-            download.fetch(self._api, batch, dict(places))
-            self._fetch_metrics(batch.output_file_id, job.directory / work.METRICS)
+            files = {"output": work.OUTPUT, "errors": work.ERRORS, "metrics": work.METRICS}
+            to = {kind: job.directory / name for kind, name in files.items()}
+            download.fetch(self._api, batch, to)
         except JobFailed:
             self._forget(job)
             raise
@@ -141,17 +140,6 @@ class Service:
         reasons = [f"line {one.line}: {one.message}" if one.line else one.message for one in told[:3]]
         reason = "\n".join(reasons) or "no reason was given"
         return JobFailed(job=batch.id, status=batch.status, url=self._api.url, reason=reason)
-
-    def _fetch_metrics(self, output: str | None, place: Path) -> None:
-        """Fetch what each request took, which other services do not tell."""
-        if output is None or not output.endswith(_OUTPUT_ENDING):
-            return
-        try:
-            with place.open("wb") as stream:
-                for chunk in self._api.content(output.removesuffix(_OUTPUT_ENDING) + _METRICS_ENDING):
-                    stream.write(chunk)
-        except client.ServerRefused:
-            place.unlink()
 
     def _known(self, job: work.Job) -> dict[str, Any]:
         """Return what was noted of a job, if it was sent to this service."""

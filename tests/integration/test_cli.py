@@ -13,7 +13,7 @@ import orjson
 import pytest
 from click.testing import CliRunner, Result
 
-from jobs import cli, ids, ports, stack, store_local
+from jobs import cli, ids, places, ports, stack, store_local
 from jobs.records import JobRecord
 from worker.engine import tiny
 
@@ -78,7 +78,11 @@ def test_life_of_a_job(run: Run, prompts: str, tmp_path: Path) -> None:
     assert job_id in run("list").stdout
     assert custom_ids(run("results", job_id).stdout_bytes) == [f"r{i}" for i in range(LINES - 1)]
     assert run("results", job_id, "-o", f"{tmp_path}/new/").exit_code == 3
-    assert custom_ids((tmp_path / "new" / f"{job_id}_errors.jsonl").read_bytes()) == [f"r{LINES - 1}"]
+    made = places.of_job(tmp_path / "new" / f"{job_id}.jsonl")
+    assert set(made.values()) == set((tmp_path / "new").iterdir())
+    assert custom_ids(made["errors"].read_bytes()) == [f"r{LINES - 1}"]
+    assert len(custom_ids(made["metrics"].read_bytes())) == LINES - 1
+    assert orjson.loads(made["summary"].read_bytes())["counts"]["total"] == LINES
 
     refused = run("cancel", job_id)
     assert refused.exit_code == 1
@@ -89,9 +93,9 @@ def test_follow_gives_every_line_once_while_the_job_runs(run: Run, prompts: str,
     job_id = run("submit", prompts).stdout.strip()
     assert run("results", job_id).exit_code == 1
     assert run("results", job_id, "--follow", "-o", f"{tmp_path}/").exit_code == 3
-    written = (tmp_path / f"{job_id}_output.jsonl").read_bytes()
+    written = (tmp_path / f"{job_id}.jsonl").read_bytes()
     assert sorted(custom_ids(written)) == sorted(f"r{i}" for i in range(LINES - 1))
-    assert custom_ids((tmp_path / f"{job_id}_errors.jsonl").read_bytes()) == [f"r{LINES - 1}"]
+    assert custom_ids((tmp_path / f"{job_id}.errors.jsonl").read_bytes()) == [f"r{LINES - 1}"]
 
 
 def test_same_key_twice_is_one_job(run: Run, prompts: str) -> None:

@@ -109,9 +109,9 @@ def test_the_command_beside_the_downloads_brings_what_its_words_say(api: Api, vi
     hand.end()
     hand.finish()
     page = visit(f"{api.url}/#/job/{job}")
-    hint = page.get_by_text("Output and errors into a directory:")
+    hint = page.get_by_text("All of them into a directory:")
     expect(hint).to_contain_text(f"longhaul results {job} -o results/ --url {api.url}")
-    assert set(download.targets(job, "results/", False)) == {"output", "errors"}
+    assert set(download.targets(job, "results/")) >= {"output", "errors", "metrics"}
 
 
 def test_a_list_of_ten_thousand_jobs_is_paged_and_linked(
