@@ -87,7 +87,8 @@ function evenly(low, high, most, least) {
   const power = 10 ** Math.floor(Math.log10(wanted));
   const apart = [1, 2, 5, 10].find((one) => one * power >= wanted * 0.999) * power;
   const found = [];
-  for (let one = Math.ceil(low / apart - 1e-9); one * apart <= high * (1 + 1e-9); one += 1) found.push(one * apart);
+  // From 0 on, not from -0, which reads "-0".
+  for (let one = Math.max(0, Math.ceil(low / apart - 1e-9)); one * apart <= high * (1 + 1e-9); one += 1) found.push(one * apart);
   return found;
 }
 

@@ -18,7 +18,7 @@ export class Profile {
     this.spreads = new Map([...LATENCIES, ...LENGTHS].map((one) => made(one, histogram)));
     const charts = [...this.times.values(), ...this.spreads.values()];
     this.note = h("p", { class: "muted" });
-    this.missing = h("p", { class: "muted" });
+    this.missing = h("div", { class: "missing muted" });
     this.prefixes = h("div", {});
     this.element = h("div", {}, this.note, h("div", { class: "charts" }, charts.map((chart) => chart.element)), this.missing, this.prefixes);
     charts.forEach((chart) => { chart.element.hidden = true; });
@@ -34,8 +34,8 @@ export class Profile {
     if (profile.timeline) this.showTimes(profile.timeline, Boolean(summary));
     for (const [name] of LATENCIES) this.spread(name, profile.latency[name], seconds, false);
     for (const [name] of LENGTHS) this.spread(name, profile.lengths[name], count, true);
-    this.missing.textContent = [...LATENCIES, ...LENGTHS].filter(([name]) => profile.missing[name])
-      .map(([name, title]) => `${title}: not shown, as ${profile.missing[name]}`).join(" ");
+    this.missing.replaceChildren(...[...LATENCIES, ...LENGTHS].filter(([name]) => profile.missing[name])
+      .map(([name, title]) => h("p", {}, `${title}: not shown, as ${profile.missing[name]}`)));
     if (summary?.prefixes?.levels.length) this.prefixes.replaceChildren(prefixTree(summary.prefixes));
   }
 

@@ -3,11 +3,13 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
+from jobs import results
 from jobs.profile import faults, spread, timeline
 from jobs.records import ResultRow
 from jobs.summary import LATENCIES
 
 LENGTHS = ("prompt_tokens", "completion_tokens")
+_NEVER_RAN = {code for code, _ in results.NEVER_RAN.values()}
 _NOTHING_MADE = "no request generated a token."
 _NO_FIRST_TOKEN = "the engine that ran this job does not tell when the first token comes."
 _NO_SECOND_TOKEN = "no answer has a second token."
@@ -17,10 +19,12 @@ _NO_SECOND_TOKEN = "no answer has a second token."
 class Figures:
     """The numbers of a profile. Latencies, lengths, tokens and rates are of computed requests only.
 
-    `missing` says why there is no spread of a latency or length of a job in which something ran.
+    `rows` have finished; `never_ran` had not when the job was cancelled or expired. `missing` says why there
+    is no spread of a latency or length of a job in which something ran.
     """
 
     rows: int
+    never_ran: int
     computed: int
     deduplicated: int
     retried: int
@@ -36,7 +40,7 @@ class Figures:
         """Return these with the percentiles of the job's summary, which has them exactly."""
         known = summary.get("latency") or {}
         latency = {
-            name: replace(found, **known[name]) if found and known.get(name) else found
+            name: replace(found, **_exact(found, known[name])) if found and known.get(name) else found
             for name, found in self.latency.items()
         }
         return replace(self, latency=latency)
@@ -50,21 +54,25 @@ class Profile:
     """Gathers rows one by one, in any order."""
 
     def __init__(self) -> None:
-        self._rows = self._computed = self._deduplicated = self._retried = self._prompt = self._cached = 0
+        self._rows = self._never_ran = 0
+        self._computed = self._deduplicated = self._retried = self._prompt = self._cached = 0
         self._latency = {name: spread.Times() for name in LATENCIES}
         self._lengths = {name: spread.Lengths() for name in LENGTHS}
         self._timeline = timeline.Timeline()
         self.errors = faults.Faults()
 
     def add(self, row: ResultRow) -> None:
-        """Take a finished row."""
-        if row.failed:
+        """Take a row of a part."""
+        if row.metrics is None:
             self.add_error(row.line, row.row + 1)
-        if row.metrics is not None:
+        else:
             self.add_metrics(row.metrics)
 
     def add_error(self, line: dict[str, Any], request: int | None = None) -> None:
-        """Take the error line of a request that failed; `request` is its number."""
+        """Take the error line of a request; `request` is its number."""
+        if line["response"] is None and line["error"]["code"] in _NEVER_RAN:
+            self._never_ran += 1
+            return
         self._rows += 1
         self.errors.line(line, request)
 
@@ -91,6 +99,7 @@ class Profile:
         lengths = {name: found.build() for name, found in self._lengths.items()}
         return Figures(
             rows=self._rows,
+            never_ran=self._never_ran,
             computed=self._computed,
             deduplicated=self._deduplicated,
             retried=self._retried,
@@ -102,6 +111,10 @@ class Profile:
             missing=_missing(latency, lengths) if self._computed else {},
             errors=self.errors.build(),
         )
+
+
+def _exact(found: spread.Spread, known: dict[str, float]) -> dict[str, float]:
+    return {name: known.get(name, estimate) for name, estimate in found.percentiles.items()}
 
 
 def _missing(

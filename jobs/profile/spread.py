@@ -12,7 +12,7 @@ _LOWEST = -14 * _FINE
 """The bin of 61 µs; less counts as that."""
 _MERGED = (1, 3, 9, 18, 36)
 """How many bins can make one bar."""
-_BARS = 50
+_BARS, _FEWEST = 50, 12
 _TAIL = 2.0
 """Bars of lengths end at twice the 99th percentile: one straggler must not squeeze the rest."""
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -57,7 +57,8 @@ class _Counted:
 
     def _places(self) -> dict[int, int]:
         """Return the place of each percentile, by the rule of a job's summary."""
-        number, ranks, seen = self._counts.total(), {}, 0
+        number, seen = self._counts.total(), 0
+        ranks: dict[int, int] = {}
         wanted = [(percent, summary.rank(number, percent)) for percent in summary.PERCENTILES]
         for place in sorted(self._counts):
             seen += self._counts[place]
@@ -87,7 +88,9 @@ class Times(_Counted):
             return None
         low, high = min(self._counts), max(self._counts)
         merged = next((n for n in _MERGED if high // n - low // n < _BARS), _MERGED[-1])
-        first, last = low // merged, high // merged
+        # A hair's breadth is not blown up: it is seen between empty bars.
+        more = max(0, _FEWEST - (high // merged - low // merged)) // 2
+        first, last = max(_LOWEST // merged, low // merged - more), high // merged + more
         counts = [0] * (last - first + 1)
         for place, count in self._counts.items():
             counts[place // merged - first] += count

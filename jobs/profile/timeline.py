@@ -8,10 +8,10 @@ from typing import Any
 
 _MOST_BINS = 240
 _WIDTHS = (
-    0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 10_800.0,
-    43_200.0, 86_400.0,
+    1, 5, 10, 50, 100, 500, 1000, 5000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000, 3_600_000,
+    10_800_000, 43_200_000, 86_400_000,
 )  # fmt: skip
-"""Round widths in seconds: each holds a whole number of the one before, so that bins can be merged."""
+"""Round widths in milliseconds: each holds a whole number of the one before, so that bins can be merged."""
 _COLUMNS = _RUNNING, _OUTPUT, _READ, _CACHED = range(4)
 
 
@@ -43,7 +43,7 @@ class Timeline:
     """Takes requests in any order, each at the same cost, in at most some 240 bins."""
 
     def __init__(self) -> None:
-        self._width = _WIDTHS[0]
+        self._milliseconds = _WIDTHS[0]
         self._sums = _bins()
         # What every bin from one on has more than the bins before: long spans cost no more than short ones.
         self._steps = _bins()
@@ -76,16 +76,29 @@ class Timeline:
         if not self._requests:
             return None
         places = range(self._place(self._first), self._place(self._last) + 1)
-        columns = [[round(amount, 3) for amount in self._amounts(column, places)] for column in _COLUMNS]
-        columns[_RUNNING] = [round(amount / self._width, 3) for amount in self._amounts(_RUNNING, places)]
-        requests = [self._requests.get(place, 0) for place in places]
-        began = places[0] * self._width
         seconds = self._last - self._first
-        mean = round(self._ran / seconds, 3) if seconds > 0 else 0.0
-        return OverTime(began, self._width, self._longest, mean, *columns, requests)
+
+        def sums(column: int, unit: float = 1.0) -> list[float]:
+            return [round(amount / unit, 3) for amount in self._amounts(column, places)]
+
+        return OverTime(
+            began_at=places[0] * self._width,
+            bin_seconds=self._width,
+            longest_seconds=self._longest,
+            mean_running=round(self._ran / seconds, 3) if seconds > 0 else 0.0,
+            running=sums(_RUNNING, self._width),
+            output_tokens=sums(_OUTPUT),
+            read_tokens=sums(_READ),
+            cached_tokens=sums(_CACHED),
+            requests=[self._requests.get(place, 0) for place in places],
+        )
+
+    @property
+    def _width(self) -> float:
+        return self._milliseconds / 1000
 
     def _place(self, at: float) -> int:
-        return int(at // self._width)
+        return _milliseconds(at) // self._milliseconds
 
     def _spread(self, column: int, start: float, end: float, amount: float) -> None:
         sums, steps = self._sums[column], self._steps[column]
@@ -108,21 +121,26 @@ class Timeline:
     def _make_room(self, began: float, ended: float) -> None:
         before = range(self._place(self._first), self._place(self._last) + 1) if self._requests else range(0)
         self._first, self._last = min(self._first, began), max(self._last, ended)
-        width = self._width
-        while self._last // width - self._first // width >= _MOST_BINS:
+        width, first, last = self._milliseconds, _milliseconds(self._first), _milliseconds(self._last)
+        while last // width - first // width >= _MOST_BINS:
             width = next((wider for wider in _WIDTHS if wider > width), 2 * width)
-        if width > self._width:
-            self._merge(before, round(width / self._width))
-            self._width = width
+        if width > self._milliseconds:
+            self._merge(before, width // self._milliseconds)
+            self._milliseconds = width
 
     def _merge(self, places: range, many: int) -> None:
-        merged, requests = _bins(), defaultdict(int)
+        merged = _bins()
+        requests: dict[int, int] = defaultdict(int)
         for column in _COLUMNS:
             for place, amount in zip(places, self._amounts(column, places), strict=True):
                 merged[column][place // many] += amount
         for place, number in self._requests.items():
             requests[place // many] += number
         self._sums, self._steps, self._requests = merged, _bins(), requests
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)
 
 
 def _bins() -> list[dict[int, float]]:

@@ -84,6 +84,8 @@ def _histogram(
     if found.beyond:
         rows.append((f"{words.number(edges[-1])} or more", f"{found.beyond:,}"))
     table = words.Table((unit.name, "requests"), rows)
+    if section == LENGTH and edges[1] - edges[0] == 1:
+        edges = [edge - 0.5 for edge in edges]  # the bar of one whole number has it in its middle
     steps = draw.Steps(edges, found.counts, marks, unit.name, log=section == LATENCY)
     return Chart(name, section, title, note, f"{says}\N{NO-BREAK SPACE}{unit.short}.", table, steps)
 
@@ -93,7 +95,8 @@ def _over_time(figures: gather.Figures) -> Iterator[Chart]:
         return
     unit = words.unit_of(len(found.running) * found.bin_seconds)
     width, label = found.bin_seconds * unit.factor, f"{unit.name} since the first request began"
-    slot = words.seconds(found.bin_seconds)
+    each = words.unit_of(found.bin_seconds)
+    slot = f"{found.bin_seconds * each.factor:g} {each.short}"
     amounts = {"generated": found.output_tokens, "read": found.read_tokens}
     rates = {name: found.per_second(tokens) for name, tokens in amounts.items() if any(tokens)}
     if rates:

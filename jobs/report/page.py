@@ -48,6 +48,8 @@ def tiles(subject: Subject) -> dict[str, str]:
         "requests completed": f"{subject.completed:,} of {subject.total:,}",
         "requests failed": f"{subject.failed:,}",
     }
+    if figures.never_ran:
+        found["requests that never ran"] = f"{figures.never_ran:,}"
     if not summary:
         return found
     tokens, rate = summary["tokens"], summary["tokens_per_second"]

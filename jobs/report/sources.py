@@ -64,7 +64,8 @@ def of_job(api: client.Client, batch: client.Batch) -> Subject:
         "endpoint": batch.endpoint,
         "created": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(batch.created_at)),
     }
-    found = profile.build().exactly(summary)
+    with readable(f"the summary of {batch.id}"):
+        found = profile.build().exactly(summary)
     return Subject(
         batch.id, batch.status, facts, summary, found, counts.total, counts.completed, counts.failed
     )
@@ -87,7 +88,8 @@ def of_run(output: Path) -> Subject:
             with readable(path), path.open("rb") as stream:
                 take(profile, stream)
     name = os.fsencode(output.name).decode(errors="replace")  # bytes that are no UTF-8 name a file, too
-    figures = profile.build().exactly(summary)
+    with readable(place):
+        figures = profile.build().exactly(summary)
     return Subject(name, "completed", {}, summary, figures, total, completed, failed)
 
 

@@ -58,14 +58,9 @@ def test_report_of_a_job_tells_what_its_plan_shared_and_what_failed(
 
 def same(profile: dict[str, Any], report: dict[str, Any]) -> None:
     """Check that the page's profile and a report's figures say the same of a finished job."""
-    for one, other in (
-        *(
-            (profile[group][name], report[group][name])
-            for group in ("latency", "lengths")
-            for name in profile[group]
-        ),
-        (profile["timeline"], report["timeline"]),
-    ):
+    spreads = [(profile[group], report[group]) for group in ("latency", "lengths")]
+    pairs = [(one[name], other[name]) for one, other in spreads for name in one]
+    for one, other in [*pairs, (profile["timeline"], report["timeline"])]:
         assert one.keys() == other.keys()
         for name, value in one.items():
             # Read in another order: sums differ in their last digits.

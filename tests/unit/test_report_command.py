@@ -201,6 +201,15 @@ def test_a_job_whose_input_was_wrong_shows_what_was_wrong(api: Files) -> None:
     assert "line 7" in page
 
 
+def test_requests_that_a_cancelled_job_never_ran_are_told_and_are_no_errors(api: Files) -> None:
+    api.job["status"] = "cancelled"
+    api["file-1_errors"] += lines.lost("c", "Cancelled.", "batch_cancelled") + b"\n"
+    assert report("batch_1", "-o", "report.html").exit_code == 4
+    page = Path("report.html").read_text()
+    assert "<dt>requests that never ran</dt><dd>1</dd>" in page
+    assert "1 error of 1 kind" in page
+
+
 def test_results_that_have_expired_are_said_to_be_gone(api: Files) -> None:
     api.clear()
     result = report("batch_1")
@@ -364,12 +373,14 @@ def test_the_file_that_is_cut_is_the_one_that_is_named(kind: str) -> None:
     assert f"out.{kind}.jsonl is not what Longhaul wrote" in report("out.jsonl").stderr
 
 
-@pytest.mark.parametrize("summary", [{"tokens_per_second": "x"}, {"tokens": None}, {"workers": None}])
+@pytest.mark.parametrize(
+    "summary", [{"tokens_per_second": "x"}, {"tokens": None}, {"workers": None}, {"latency": "x"}]
+)
 def test_a_summary_without_what_is_shown_is_told(summary: dict[str, Any]) -> None:
     left_by_run([lines.metrics()], **summary)
     result = report("out.jsonl", "-o", "page.html")
     assert result.exit_code == 1
-    assert "the summary of out.jsonl is not what Longhaul wrote" in result.stderr
+    assert re.search("(the summary of out.jsonl|out.summary.json) is not what Longhaul wrote", result.stderr)
 
 
 @pytest.mark.parametrize("name", ["", ".", "/"])

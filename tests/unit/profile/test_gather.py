@@ -41,6 +41,13 @@ def test_errors_are_counted_by_code_and_the_first_listed_in_order() -> None:
     assert found.rows == 2
 
 
+def test_requests_that_never_ran_are_no_errors() -> None:
+    code, message = results.NEVER_RAN["cancelled"]
+    line = results.never("batch_x", 1, "one", code, message)
+    found = built(row(), ResultRow(1, False, line, None))
+    assert (found.rows, found.never_ran, found.errors.by_code) == (1, 1, {})
+
+
 def test_the_summary_s_percentiles_replace_the_estimates() -> None:
     found = built(row(e2e_seconds=1.0), row(1, e2e_seconds=2.0))
     exact = {"p50": 1.0, "p90": 2.0, "p99": 2.0}

@@ -51,6 +51,8 @@ def test_times_that_are_all_the_same_are_told_exactly() -> None:
     assert found.percentiles == {"p50": 0.3, "p90": 0.3, "p99": 0.3}
     assert (found.least, found.most) == (0.3, 0.3)
     assert found.mean == pytest.approx(0.3)
+    assert found.counts == [*[0] * 6, 7, *[0] * 6]
+    assert found.edges[6] <= 0.3 < found.edges[7]
 
 
 @given(LENGTHS)
