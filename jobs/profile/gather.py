@@ -40,7 +40,7 @@ class Figures:
         """Return these with the percentiles of the job's summary, which has them exactly."""
         known = summary.get("latency") or {}
         latency = {
-            name: replace(found, **_exact(found, known[name])) if found and known.get(name) else found
+            name: found.exactly(known[name]) if found and known.get(name) else found
             for name, found in self.latency.items()
         }
         return replace(self, latency=latency)
@@ -111,10 +111,6 @@ class Profile:
             missing=_missing(latency, lengths) if self._computed else {},
             errors=self.errors.build(),
         )
-
-
-def _exact(found: spread.Spread, known: dict[str, float]) -> dict[str, float]:
-    return {name: known.get(name, estimate) for name, estimate in found.percentiles.items()}
 
 
 def _missing(

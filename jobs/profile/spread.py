@@ -2,7 +2,9 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
 
 from jobs import summary
 
@@ -40,6 +42,10 @@ class Spread:
     def percentiles(self) -> dict[str, float]:
         """The percentiles by name."""
         return {f"p{percent}": getattr(self, f"p{percent}") for percent in summary.PERCENTILES}
+
+    def exactly(self, known: Mapping[str, float]) -> Self:
+        """Return this with percentiles that are known exactly."""
+        return replace(self, p50=known["p50"], p90=known["p90"], p99=known["p99"])
 
 
 class _Counted:
