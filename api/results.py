@@ -79,14 +79,14 @@ def get_metrics(tenant: Tenant, context: Deps, batch_id: str) -> Response:
     record = context.batches.record(tenant, batch_id)
     job = context.ledger.job(batch_id)
     manifest = context.batches.ended(record, job)
-    summary = None if expired(record, manifest) else _summary(context, manifest)
-    if summary is None:
+    found = None if expired(record, manifest) else summary(context, manifest)
+    if found is None:
         batch = views.batch(record, job, manifest, False)
-        summary = orjson.dumps(_so_far(batch, job, time.time()))
-    return Response(summary, media_type="application/json")
+        found = orjson.dumps(_so_far(batch, job, time.time()))
+    return Response(found, media_type="application/json")
 
 
-def _summary(context: Context, manifest: Manifest | None) -> bytes | None:
+def summary(context: Context, manifest: Manifest | None) -> bytes | None:
     """Return the summary of an ended batch, unless it failed before it ran, or its file is gone since."""
     if manifest is None or "summary" not in manifest.files:
         return None

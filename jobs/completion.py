@@ -1,5 +1,7 @@
 """Shell completion: the line that turns it on, and the ids of jobs where a command wants one."""
 
+import contextlib
+import glob
 import os
 from typing import Any
 
@@ -8,6 +10,7 @@ from click import shell_completion
 
 from jobs import client
 
+_PREFIX = "batch_"
 _SECONDS = 1.5
 _MOST = 50
 _LINES = {
@@ -47,6 +50,26 @@ def job_ids(
     except Exception:  # whatever it is, a person who presses Tab must not see it
         return []
     return [_item(batch) for batch in batches if batch.id.startswith(beginning)]
+
+
+def reports(
+    context: click.Context, parameter: click.Parameter, beginning: str
+) -> list[shell_completion.CompletionItem]:
+    """Return jobs and outputs of 'longhaul run' that begin so; of none, the shell names files."""
+    found = []
+    if beginning.startswith(_PREFIX) or _PREFIX.startswith(beginning):
+        found = job_ids(context, parameter, beginning)
+    with contextlib.suppress(OSError):
+        found += [shell_completion.CompletionItem(name) for name in _outputs(beginning)]
+    return found or [shell_completion.CompletionItem(beginning, type="file")]
+
+
+def _outputs(beginning: str) -> list[str]:
+    """Return the outputs beside which a summary lies."""
+    ends = (".summary.json", ".jsonl")
+    places = glob.glob(f"{glob.escape(beginning)}*{ends[0]}")
+    outputs = [place.removesuffix(ends[0]) + ends[1] for place in places]
+    return sorted(output for output in outputs if output.startswith(beginning))
 
 
 def _item(batch: Any) -> shell_completion.CompletionItem:

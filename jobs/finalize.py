@@ -21,10 +21,6 @@ _SCHEMA = """
 CREATE TABLE rows
     (row INTEGER PRIMARY KEY, answered INTEGER, failed INTEGER, line BLOB, metrics BLOB, usage BLOB)
 """
-NEVER_RAN = {
-    "cancelled": ("batch_cancelled", "The batch was cancelled before this request was finished."),
-    "expired": ("batch_expired", "The batch expired before this request was finished."),
-}
 
 
 class RowsMissing(Exception):
@@ -52,7 +48,7 @@ class Merge:
                 _load(scratch, results.read_part(self.store, self.record.id, entry))
             (found,) = scratch.db.execute("SELECT count(*) FROM rows").fetchone()
             self.counts["total"] = found if total is None else total
-            if self.state in NEVER_RAN:
+            if self.state in results.NEVER_RAN:
                 kept += self._never_ran(scratch)
             elif found != total:
                 raise RowsMissing(f"{self.record.id}: {found} of {total} rows have a result")
@@ -72,7 +68,7 @@ class Merge:
 
     def _never_ran(self, scratch: Scratch) -> list[PartEntry]:
         """Give each request without a result its line, in parts of their own, for readers of /results."""
-        code, message = NEVER_RAN[self.state]
+        code, message = results.NEVER_RAN[self.state]
         written: list[PartEntry] = []
         if self.store.size(self.record.input_key) is None:
             # The job must end all the same; only the input knew the names of what never ran.

@@ -7,12 +7,12 @@ from typing import Any
 import click
 import orjson
 
-from jobs import commands, download, errors, places
+from jobs import commands, completion, download, errors, places
 from jobs.report import charts, draw, page, sources
 
 
 @click.command(short_help="Draw what a finished job did, as a page or pictures.")
-@click.argument("subject", metavar="ID|OUT")
+@click.argument("subject", metavar="ID|OUT", shell_complete=completion.reports)
 @click.option(
     "output", "-o", "--output", metavar="FILE", help="Where the page goes.  [default: NAME.report.html here]"
 )
@@ -32,9 +32,9 @@ def report(session: commands.Session, subject: str, output: str | None, picture:
     longhaul report batch_01jx2k5m8q9r3t4v6w7y8z0abc -o report.html
     longhaul report batch_01jx2k5m8q9r3t4v6w7y8z0abc --png plots/
     longhaul report out.jsonl --png report.png
-    longhaul report out.jsonl --json | jq .latencies.ttft_seconds.percentiles
+    longhaul report out.jsonl --json | jq .latency.ttft_seconds.p99
     """
-    _refuse_no_files(output, picture)
+    _refuse_other_files(output, picture)
     for place, option in ((output, "-o"), (picture, "--png")):
         if place:
             places.check(Path(place), option)
@@ -63,11 +63,23 @@ def _subject(session: commands.Session, name: str) -> sources.Subject:
         return sources.of_job(api, api.batch(name))
 
 
-def _refuse_no_files(output: str | None, picture: str | None) -> None:
+def _refuse_other_files(output: str | None, picture: str | None) -> None:
+    """Refuse names under which nobody would look for a page or a picture, before anything is fetched."""
     if {output, picture} & {"", "-"}:
         raise click.UsageError("-o and --png name files: a report does not go to standard output.")
-    if output is not None and output == picture:
-        raise click.UsageError(f"{output} cannot be both the page and the picture. Name another file.")
+    if output and (_is_directory(output) or not output.lower().endswith((".html", ".htm"))):
+        raise click.UsageError(
+            f"-o {output}: the page goes into a file whose name ends in .html. Pictures go where --png says."
+        )
+    if picture and not (_is_directory(picture) or picture.lower().endswith(".png")):
+        raise click.UsageError(
+            f"--png {picture}: all plots go into a file whose name ends in .png, or one by one into a "
+            f"directory: {Path(picture).with_suffix('')}.png or {Path(picture).with_suffix('')}{os.sep}"
+        )
+
+
+def _is_directory(place: str) -> bool:
+    return place.endswith(os.sep) or Path(place).is_dir()
 
 
 def _refuse_own_files(found: sources.Subject, name: str, *written: str | None) -> None:
@@ -82,7 +94,7 @@ def _pictures(place: str, drawn: list[charts.Chart]) -> list[str]:
     """Write pictures, and return where."""
     if not drawn:
         raise errors.InvalidRequest("No request of it ran, so there is nothing to draw: leave out --png.")
-    if not (place.endswith(os.sep) or Path(place).is_dir()):
+    if not _is_directory(place):
         _write(Path(place), draw.png([(one.title, one.drawing, one.height) for one in drawn]))
         return [place]
     paths = [Path(place) / f"{one.name}.png" for one in drawn]

@@ -8,6 +8,12 @@ from jobs import answers, errors, ids
 from jobs.records import PartEntry, PlannedRequest, ResultRow, Usage
 from jobs.store import ObjectStore
 
+NEVER_RAN = {
+    "cancelled": ("batch_cancelled", "The batch was cancelled before this request was finished."),
+    "expired": ("batch_expired", "The batch expired before this request was finished."),
+}
+"""Code and message of the requests that had no result when their job ended so: they are no failures."""
+
 
 def rows_of(
     request: PlannedRequest, outcome: answers.Outcome, fingerprint: str, attempts: int, worker: str

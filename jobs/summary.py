@@ -76,8 +76,12 @@ class Summary:
 
 def percentile(ordered: list[float], percent: float) -> float:
     """Return the nearest-rank percentile of a sorted list that is not empty."""
-    rank = max(1, -(-len(ordered) * percent // 100))
-    return ordered[int(rank) - 1]
+    return ordered[rank(len(ordered), percent) - 1]
+
+
+def rank(number: int, percent: float) -> int:
+    """Return which of so many sorted values is the percentile, from 1 on."""
+    return int(max(1, -(-number * percent // 100)))
 
 
 def _percentiles(values: list[float]) -> dict[str, float] | None:

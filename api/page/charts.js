@@ -4,7 +4,7 @@ import { h, s, setText, table } from "./dom.js";
 import { clockTime, compact, count } from "./text.js";
 
 const HEIGHT = 150;
-const STEPS = 4; // edges of a histogram for each doubling
+const ROUND = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 5], [1, 3], [1]];
 const [LEFT, RIGHT, TOP, BOTTOM] = [44, 10, 14, 22];
 
 // A figure that draws itself anew when its data or its width changes.
@@ -59,31 +59,47 @@ function nice(value) {
   return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value * 0.999) * power;
 }
 
-export function histogram({ edges, counts, marks, format }, width, title) {
+// Edges of times grow by one factor, those of whole numbers by one step: either way bars are of one width.
+export function histogram({ edges, counts, marks, names, rows, format, whole }, width, title) {
   const { svg, inner, y } = frame(width, `${title}: histogram; its numbers follow`, Math.max(...counts), compact);
   const step = inner.width / counts.length;
-  const x = (edge) => LEFT + (edge * inner.width) / counts.length;
   counts.forEach((number, place) => {
-    const label = `${format(edges[place])} to ${format(edges[place + 1])}: ${count(number)}`;
+    const label = `${rows[place][0]}: ${count(number)} ${names[1].toLowerCase()}`;
     // What is there is seen, be it one of fifty thousand.
     const tall = number ? Math.max(1.5, y(0) - y(number)) : 0;
-    svg.append(s("rect", { class: "bar", x: x(place) + 0.5, width: Math.max(1, step - 1), y: y(0) - tall, height: tall },
+    svg.append(s("rect", { class: "bar", x: LEFT + place * step + 0.5, width: Math.max(1, step - 1), y: y(0) - tall, height: tall },
       s("title", {}, label)));
   });
-  ticks(edges, step).forEach((place) => label(svg, x(place), width, HEIGHT - 6, format(edges[place])));
-  const place = (value) => Math.min(counts.length, Math.max(0, STEPS * Math.log2(value / edges[0])));
-  mark(svg, marks, (value) => x(place(value)), y, width);
+  const [low, next, high] = [edges[0], edges[1], edges.at(-1)];
+  const place = (value) => (whole ? (value - low) / (next - low) : Math.log(value / low) / Math.log(next / low));
+  // The bar of one whole number has it in its middle.
+  const x = (value) => LEFT + step * (Math.min(counts.length, Math.max(0, place(value))) + (whole && next - low === 1 ? 0.5 : 0));
+  const most = Math.max(2, Math.floor(inner.width / 60));
+  const ticks = whole ? evenly(low, high - 1, most, 1) : rounds(low, high, most);
+  ticks.forEach((value) => label(svg, x(value), width, HEIGHT - 6, format(value)));
+  mark(svg, marks, x, y, width);
   return svg;
 }
 
-// Edges that are powers of two, as many as there is room for; of a narrow spread, any edge.
-function ticks(edges, step) {
-  const apart = Math.ceil(60 / step);
-  const every = apart <= STEPS ? STEPS : STEPS * Math.ceil(apart / STEPS);
-  const first = edges.findIndex((edge) => Math.abs(Math.log2(edge) - Math.round(Math.log2(edge))) < 0.01);
-  const places = [...edges.keys()];
-  const found = places.filter((place) => first >= 0 && place % every === first % every);
-  return found.length > 1 ? found : places.filter((one) => one % Math.max(apart, 1) === 0);
+// Round numbers of a range, evenly apart, `least` at least.
+function evenly(low, high, most, least) {
+  const wanted = Math.max(least, (high - low) / most);
+  const power = 10 ** Math.floor(Math.log10(wanted));
+  const apart = [1, 2, 5, 10].find((one) => one * power >= wanted * 0.999) * power;
+  const found = [];
+  // From 0 on, not from -0, which reads "-0".
+  for (let one = Math.max(0, Math.ceil(low / apart - 1e-9)); one * apart <= high * (1 + 1e-9); one += 1) found.push(one * apart);
+  return found;
+}
+
+// Round numbers of a range in which each step is as many times more.
+function rounds(low, high, most) {
+  const first = Math.floor(Math.log10(low));
+  const powers = Array.from({ length: Math.ceil(Math.log10(high)) - first + 1 }, (_, place) => 10 ** (first + place));
+  const choices = ROUND.map((steps) => powers.flatMap((power) => steps.map((one) => one * power)).filter((one) => low <= one && one <= high));
+  const tens = choices.at(-1);
+  if (tens.length > most) return tens.filter((_, place) => place % Math.ceil(tens.length / most) === 0);
+  return choices.find((one) => one.length > 1 && one.length <= most) ?? evenly(low, high, most, 0);
 }
 
 function label(svg, at, width, y, text, kind = "tick") {
@@ -95,7 +111,7 @@ function label(svg, at, width, y, text, kind = "tick") {
 function mark(svg, marks, x, y, width) {
   let last = Infinity;
   for (const [name, value] of Object.entries(marks ?? {}).reverse()) {
-    if (!(value > 0)) continue;
+    if (value === null || value === undefined) continue;
     const at = x(value);
     svg.append(s("line", { class: "mark", x1: at, x2: at, y1: TOP, y2: y(0) }));
     if (last - at > 26) {

@@ -13,58 +13,77 @@ const MOST_RATIOS = 40;
 export class Profile {
   constructor() {
     const made = ([name, title], draw) => [name, new Chart(title, draw)];
-    this.times = new Map([["tokens", "Output tokens per second"], ["running", "Requests running at once"],
+    this.times = new Map([["output", "Output tokens per second"], ["read", "Prompt tokens read per second"], ["running", "Requests running at once"],
       ["cached", "Prompt tokens found in the prefix cache"]].map((one) => made(one, overTime)));
     this.spreads = new Map([...LATENCIES, ...LENGTHS].map((one) => made(one, histogram)));
     const charts = [...this.times.values(), ...this.spreads.values()];
     this.note = h("p", { class: "muted" });
+    this.missing = h("div", { class: "missing muted" });
     this.prefixes = h("div", {});
-    this.element = h("div", {}, this.note, h("div", { class: "charts" }, charts.map((chart) => chart.element)), this.prefixes);
+    this.element = h("div", {}, this.note, h("div", { class: "charts" }, charts.map((chart) => chart.element)), this.missing, this.prefixes);
     charts.forEach((chart) => { chart.element.hidden = true; });
   }
 
-  // `summary` has the exact percentiles of a job that has ended.
+  // `summary` is there when the job has ended.
   show(profile, summary) {
     const part = profile.parts_read < profile.parts ? ` ${count(profile.parts_read)} of ${count(profile.parts)} parts have been read.` : "";
-    this.note.textContent = summary ? part : `Of requests that have finished. Dashed lines may still rise: those that run count when they end.${part}`;
-    this.element.hidden = !profile.timeline;
+    const open = "Of requests that have finished. Dashed lines may still rise: those that run count when they end.";
+    const whole = profile.timeline ? "" : "No request ran, so there is nothing to draw.";
+    this.note.textContent = (summary ? whole : open) + part;
+    this.element.hidden = !profile.timeline && !summary;
     if (profile.timeline) this.showTimes(profile.timeline, Boolean(summary));
-    for (const [name] of LATENCIES) this.spread(name, profile.latency[name], summary?.latency?.[name], seconds);
+    for (const [name] of LATENCIES) this.spread(name, profile.latency[name], seconds, false);
+    for (const [name] of LENGTHS) this.spread(name, profile.lengths[name], count, true);
+    this.missing.replaceChildren(...[...LATENCIES, ...LENGTHS].filter(([name]) => profile.missing[name])
+      .map(([name, title]) => h("p", {}, `${title}: not shown, as ${profile.missing[name]}`)));
     if (summary?.prefixes?.levels.length) this.prefixes.replaceChildren(prefixTree(summary.prefixes));
-    for (const [name] of LENGTHS) this.spread(name, profile.lengths[name], null, count);
   }
 
-  spread(name, data, exact, format) {
+  spread(name, data, format, whole) {
     const chart = this.spreads.get(name);
     chart.element.hidden = !data;
     if (!data) return;
-    const marks = exact ?? { p50: data.p50, p90: data.p90, p99: data.p99 };
-    const facts = ["p50", "p90", "p99"].map((mark) => `${mark} ${format(marks[mark])}`).join("   ");
-    const rows = data.counts.map((number, place) => [`${format(data.edges[place])} to ${format(data.edges[place + 1])}`, count(number)]);
-    chart.show({ ...data, marks, format, names: ["Range", "Requests"], rows }, facts);
+    const { edges, beyond, p50, p90, p99 } = data;
+    const marks = { p50, p90, p99 };
+    const more = beyond ? `   ${count(beyond)} more than ${format(edges.at(-1) - 1)}` : "";
+    const facts = Object.entries(marks).map(([mark, value]) => `${mark} ${format(value)}`).join("   ") + more;
+    const rows = data.counts.map((number, place) => [span(data, place, format, whole), count(number)]);
+    if (beyond) rows.push([`${format(edges.at(-1))} or more`, count(beyond)]);
+    chart.show({ edges, counts: data.counts, marks, format, whole, names: ["Range", "Requests"], rows }, facts);
   }
 
   showTimes(line, over) {
     const { began_at: began, bin_seconds: step } = line;
     const settled = line.running.length - (over ? 0 : Math.ceil(line.longest_seconds / step));
     const sum = (values) => values.reduce((all, value) => all + value, 0);
-    const tokens = line.output_tokens.map((value) => value / step);
+    const each = `means over ${seconds(step)}`;
+    const perSecond = (values) => values.map((value) => value / step);
     const show = (name, values, wide, format, facts, most) => {
       const rows = values.map((value, place) => [clockTime(began + wide * place), said(value, format)]);
       const open = Math.max(0, most ? values.length : settled);
       this.times.get(name).element.hidden = false;
       this.times.get(name).show({ began, step: wide, values, format, most, open, names: ["From", "Value"], rows }, facts);
     };
-    show("tokens", tokens, step, compact, `peak ${compact(Math.max(...tokens))}`);
-    show("running", line.running, step, compact, `peak ${compact(Math.max(...line.running))}`);
+    const peak = (values) => `peak ${compact(Math.max(...values))}`;
+    for (const [name, values] of [["output", perSecond(line.output_tokens)], ["read", perSecond(line.read_tokens)]]) {
+      if (values.some((value) => value > 0)) show(name, values, step, compact, `${peak(values)}, ${each}`);
+    }
+    show("running", line.running, step, compact, `${peak(line.running)}, on average ${compact(line.mean_running)}`);
     // Of few requests a ratio is noise: wider spans.
-    const width = Math.ceil(tokens.length / MOST_RATIOS);
+    const width = Math.ceil(line.running.length / MOST_RATIOS);
     const groups = (values) => Array.from({ length: Math.ceil(values.length / width) },
       (_, place) => sum(values.slice(place * width, (place + 1) * width)));
-    const [prompts, cached] = [groups(line.prompt_tokens), groups(line.cached_tokens)];
-    const hits = prompts.map((all, place) => (all ? (100 * cached[place]) / all : null));
-    show("cached", hits, step * width, ratio, `${percent(sum(cached), sum(prompts))} of all`, 100);
+    const [read, cached] = [groups(line.read_tokens), groups(line.cached_tokens)];
+    const hits = read.map((rest, place) => (rest + cached[place] ? (100 * cached[place]) / (rest + cached[place]) : null));
+    show("cached", hits, step * width, ratio, `${percent(sum(cached), sum(read) + sum(cached))} of all`, 100);
   }
+}
+
+// What a bar counts; whole numbers by their first and last, and the first bar of times has all that is less.
+function span({ edges, least }, place, format, whole) {
+  const [low, high] = [edges[place], edges[place + 1]];
+  if (whole) return high - low === 1 ? format(low) : `${format(low)} to ${format(high - 1)}`;
+  return least < low ? `up to ${format(high)}` : `${format(low)} to ${format(high)}`;
 }
 
 // What the plan could share: the first level are runs of tokens that prompts begin with, the next what follows these.

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from jobs.profile import faults, gather, spread
 from jobs.report import draw, sharing, words
-from jobs.report.bins import Histogram
-from jobs.report.figures import Figures, Kind, OverTime
 from jobs.report.sources import Subject
 
 
@@ -33,71 +32,87 @@ LENGTHS = {
     "prompt_tokens": ("Prompts", "Tokens of each prompt, shared ones included."),
     "completion_tokens": ("Answers", "Tokens generated for each request."),
 }
-ERRORS = "Errors"
+LATENCY, LENGTH, ERRORS = "Latency", "Lengths", "Errors"
 _TOKENS = words.Unit(1.0, "tokens", "tokens")
 
 
 def charts(subject: Subject) -> list[Chart]:
     """Return the plots there is something to show in."""
     figures = subject.figures
-    found = [*_latencies(figures), *_over_time(figures.over_time), *_lengths(figures)]
+    found = [*_latencies(figures), *_over_time(figures), *_lengths(figures)]
     found += _prefixes(sharing.Sharing.of(subject.summary, figures))
-    return found + _errors(figures.errors)
+    return found + _errors(figures.errors.kinds)
 
 
-def _latencies(figures: Figures) -> Iterator[Chart]:
+def missing(figures: gather.Figures) -> dict[str, list[str]]:
+    """Return by section which plots are not there, and why."""
+    found: dict[str, list[str]] = {}
+    for section, titles in ((LATENCY, LATENCIES), (LENGTH, LENGTHS)):
+        found[section] = [
+            f"{title}: not shown, as {figures.missing[name]}"
+            for name, (title, _) in titles.items()
+            if name in figures.missing
+        ]
+    return found
+
+
+def _latencies(figures: gather.Figures) -> Iterator[Chart]:
     for name, (title, note) in LATENCIES.items():
-        if (found := figures.latencies[name]) is not None:
-            yield _histogram(name, "Latency", title, note, found, words.unit_of(found.percentiles["p99"]))
+        if (found := figures.latency[name]) is not None:
+            yield _histogram(name, LATENCY, title, note, found, words.unit_of(found.p99))
 
 
-def _lengths(figures: Figures) -> Iterator[Chart]:
+def _lengths(figures: gather.Figures) -> Iterator[Chart]:
     for name, (title, note) in LENGTHS.items():
-        if (found := figures.lengths[name]) is not None and found.most > 0:
-            yield _histogram(name, "Lengths", title, note, found, _TOKENS)
+        if (found := figures.lengths[name]) is not None:
+            yield _histogram(name, LENGTH, title, note, found, _TOKENS)
 
 
-def _histogram(name: str, section: str, title: str, note: str, found: Histogram, unit: words.Unit) -> Chart:
-    edges = [(found.start + place * found.width) * unit.factor for place in range(len(found.counts) + 1)]
+def _histogram(
+    name: str, section: str, title: str, note: str, found: spread.Spread, unit: words.Unit
+) -> Chart:
+    edges = [edge * unit.factor for edge in found.edges]
     marks = {name: value * unit.factor for name, value in found.percentiles.items()}
     shown = [f"{name} {words.number(value)}" for name, value in marks.items()]
     says = f"{', '.join(shown)}; mean {words.number(found.mean * unit.factor)}, "
     says += f"from {words.number(found.least * unit.factor)} to {words.number(found.most * unit.factor)}"
     if found.beyond:
         beyond = words.count(found.beyond, "request")
-        note += f" {beyond} beyond {words.number(edges[-1])} {unit.short} not drawn."
-    rows = [
-        (f"{words.number(edges[place])} to {words.number(edges[place + 1])}", f"{count:,}")
-        for place, count in enumerate(found.counts)
-    ]
+        note += f" {beyond} of {words.number(edges[-1])} {unit.short} or more not drawn."
+    spans = words.lengths(found.edges) if section == LENGTH else words.times(edges, found.least * unit.factor)
+    rows = [(span, f"{count:,}") for span, count in zip(spans, found.counts, strict=True)]
     if found.beyond:
-        rows.append((f"more than {words.number(edges[-1])}", f"{found.beyond:,}"))
+        rows.append((f"{words.number(edges[-1])} or more", f"{found.beyond:,}"))
     table = words.Table((unit.name, "requests"), rows)
-    steps = draw.Steps(edges, found.counts, marks, unit.name)
+    if section == LENGTH and edges[1] - edges[0] == 1:
+        edges = [edge - 0.5 for edge in edges]  # the bar of one whole number has it in its middle
+    steps = draw.Steps(edges, found.counts, marks, unit.name, log=section == LATENCY)
     return Chart(name, section, title, note, f"{says}\N{NO-BREAK SPACE}{unit.short}.", table, steps)
 
 
-def _over_time(found: OverTime | None) -> Iterator[Chart]:
-    if found is None:
+def _over_time(figures: gather.Figures) -> Iterator[Chart]:
+    if (found := figures.timeline) is None:
         return
-    unit = words.unit_of(len(found.running) * found.width)
-    width, label = found.width * unit.factor, f"{unit.name} since the first request began"
-    slot = words.seconds(found.width)
-    rates = {"generated": found.generated_per_second, "read": found.read_per_second}
-    rates = {name: values for name, values in rates.items() if any(values)}
+    unit = words.unit_of(len(found.running) * found.bin_seconds)
+    width, label = found.bin_seconds * unit.factor, f"{unit.name} since the first request began"
+    each = words.unit_of(found.bin_seconds)
+    slot = f"{found.bin_seconds * each.factor:g} {each.short}"
+    amounts = {"generated": found.output_tokens, "read": found.read_tokens}
+    rates = {name: found.per_second(tokens) for name, tokens in amounts.items() if any(tokens)}
     if rates:
         peaks = [f"{name}: up to {words.number(max(values))}" for name, values in rates.items()]
         note = (
-            f"All workers; means over {slot}. Read: prompt tokens that were not shared. "
+            f"All workers; means over {slot}. Read: prompt tokens that were not cached. "
             "A request's tokens are spread evenly over the time in which it read or made them."
         )
+        if why := figures.missing.get("completion_tokens"):
+            note += f" Generated: not shown, as {why}"
         yield Chart(
             "tokens_over_time", "Over time", "Tokens per second", note, f"{'; '.join(peaks)} tokens/s.",
             _slots(unit, width, rates), draw.Lines(width, rates, label, "tokens/s"),
         )  # fmt: skip
     running = {"requests running": found.running}
-    mean = sum(found.running) / len(found.running)
-    says = f"{words.number(mean)} on average, up to {words.number(max(found.running))}."
+    says = f"{words.number(found.mean_running)} on average, up to {words.number(max(found.running))}."
     note = f"Requests that workers have in their running batches, all together. Means over {slot}."
     lines = draw.Lines(width, running, label, "requests")
     yield Chart("batch_over_time", "Over time", "Batch size", note, says, _slots(unit, width, running), lines)
@@ -140,7 +155,7 @@ def _prefixes(found: sharing.Sharing | None) -> Iterator[Chart]:
         )
 
 
-def _errors(found: dict[str, Kind]) -> list[Chart]:
+def _errors(found: dict[str, faults.Kind]) -> list[Chart]:
     if not found:
         return []
     total = sum(kind.count for kind in found.values())

@@ -1,6 +1,7 @@
 """Draw plots with matplotlib: into SVG whose colors the page sets, so that one drawing is light and dark."""
 
 import io
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,28 +67,41 @@ class Bars:
 
 @dataclass(frozen=True)
 class Steps:
-    """A histogram: counts between edges, and values to point out by name."""
+    """A histogram: counts between edges, and values to point out by name. `log`: edges grow by a factor."""
 
     edges: list[float]
     counts: list[int]
     marks: dict[str, float]
     label: str
+    log: bool = False
 
     def __call__(self, axes: Any, palette: Palette) -> None:
         axes.stairs(self.counts, self.edges, fill=True, color=palette.first)
         start, end = self.edges[0], self.edges[-1]
-        before = start - end
+        before = -1.0
         for name, value in self.marks.items():
             if value > end:
                 continue
+            value = max(value, start)
             axes.axvline(value, color=palette.ink, linewidth=0.9, linestyle=(0, (3, 2)))
-            if value - before > 0.07 * (end - start):
+            if (place := self._place(value)) - before > 0.07:
                 axes.text(
                     value, 1.02, name, transform=axes.get_xaxis_transform(), ha="center", color=palette.muted
                 )
-                before = value
-        axes.set(xlim=(start, end), ylim=(0, 1.05 * max(self.counts)), xlabel=self.label, ylabel="requests")
+                before = place
+        label = f"{self.label}, logarithmic" if self.log else self.label
+        axes.set(ylim=(0, 1.05 * max(self.counts)), xlabel=label, ylabel="requests")
+        if self.log:
+            axes.set_xscale("log")
+            axes.set_xticks(_ticks(start, end))
+            axes.minorticks_off()
+        axes.set_xlim(start, end)
         _numbered(axes, whole=True)
+
+    def _place(self, value: float) -> float:
+        """Return where a value is drawn, from 0 at the left to 1 at the right."""
+        start, end = self.edges[0], self.edges[-1]
+        return math.log(value / start, end / start) if self.log else (value - start) / (end - start)
 
 
 @dataclass(frozen=True)
@@ -235,6 +249,22 @@ def _style(palette: Palette) -> Any:
         "ytick.color": palette.muted,
         "ytick.left": False,
     }
+
+
+def _ticks(start: float, end: float) -> list[float]:
+    """Return round numbers of a range to write below a logarithmic axis, at most some seven."""
+    powers = range(math.floor(math.log10(start)), math.ceil(math.log10(end)) + 1)
+    for steps in ((1, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 5), (1, 3), (1,)):
+        found = [step * 10.0**power for power in powers for step in steps]
+        found = [tick for tick in found if start <= tick <= end]
+        if 2 <= len(found) <= 7:
+            return found
+    if len(found) > 7:
+        return found[:: math.ceil(len(found) / 7)]
+    from matplotlib import ticker
+
+    ticks = ticker.MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(start, end)
+    return [float(tick) for tick in ticks if start <= tick <= end]
 
 
 def _numbered(axes: Any, whole: bool = False) -> None:

@@ -15,8 +15,10 @@ def page(subject: Subject, drawn: list[charts.Chart]) -> str:
     """Return the report of a job."""
     css = (resources.files("jobs.report") / "report.css").read_text()
     head = _head(subject)
+    missing = charts.missing(subject.figures)
     sections = [
-        _section(name, list(group)) for name, group in itertools.groupby(drawn, lambda one: one.section)
+        _section(name, list(group), missing.get(name, []))
+        for name, group in itertools.groupby(drawn, lambda one: one.section)
     ]
     title = _text(subject.name)
     return f"""<!doctype html>
@@ -46,6 +48,8 @@ def tiles(subject: Subject) -> dict[str, str]:
         "requests completed": f"{subject.completed:,} of {subject.total:,}",
         "requests failed": f"{subject.failed:,}",
     }
+    if figures.never_ran:
+        found["requests that never ran"] = f"{figures.never_ran:,}"
     if not summary:
         return found
     tokens, rate = summary["tokens"], summary["tokens_per_second"]
@@ -77,9 +81,10 @@ def _pairs(found: dict[str, str]) -> str:
     )
 
 
-def _section(name: str, drawn: list[charts.Chart]) -> str:
+def _section(name: str, drawn: list[charts.Chart], missing: list[str]) -> str:
     plots = "\n".join(map(_plot, drawn))
-    return f'<section>\n<h2>{_text(name)}</h2>\n<div class="plots">\n{plots}\n</div>\n</section>\n'
+    notes = "".join(f'<p class="missing">{_text(why)}</p>\n' for why in missing)
+    return f'<section>\n<h2>{_text(name)}</h2>\n<div class="plots">\n{plots}\n</div>\n{notes}</section>\n'
 
 
 def _plot(chart: charts.Chart) -> str:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
+from jobs.profile import gather
 from jobs.report import draw, words
-from jobs.report.figures import Figures
 
 _MOST_BARS = 6
 _LEAST_SHARE = 0.001
@@ -21,7 +21,7 @@ class Sharing:
     cached: int
 
     @classmethod
-    def of(cls, summary: dict[str, Any], figures: Figures) -> Self | None:
+    def of(cls, summary: dict[str, Any], figures: gather.Figures) -> Self | None:
         """Return None of a job without prompts, or one that an earlier version planned."""
         planned = summary.get("prefixes")
         if not (planned and planned["tokens"]):

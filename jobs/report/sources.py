@@ -10,8 +10,13 @@ from typing import Any
 
 import orjson
 
-from jobs import client, download, errors, ids
-from jobs.report.figures import Figures, Gatherer
+from jobs import client, errors, ids
+from jobs.profile import gather
+
+
+class StillRuns(errors.LonghaulError):
+    """{job} is {status} ({done} of {total} requests): a report is of a job that has ended.
+    Look at it live on {page}, or wait with 'longhaul watch {job}'."""
 
 
 class ResultsGone(errors.LonghaulError):
@@ -34,31 +39,33 @@ class Subject:
     status: str
     facts: dict[str, str]
     summary: dict[str, Any]
-    figures: Figures
+    figures: gather.Figures
     total: int
     completed: int
     failed: int
 
 
 def of_job(api: client.Client, batch: client.Batch) -> Subject:
-    """Fetch the figures of an ended job; raises NotFinished, ResultsGone."""
-    counts, gathered = batch.request_counts, Gatherer()
+    """Fetch the figures of an ended job; raises StillRuns, ResultsGone."""
+    counts, profile = batch.request_counts, gather.Profile()
     if not batch.ended:
-        raise download.NotFinished(job=batch.id, status=batch.status, done=batch.done, total=counts.total)
+        page = f"{api.url}/#/job/{batch.id}"
+        raise StillRuns(job=batch.id, status=batch.status, done=batch.done, total=counts.total, page=page)
     summary: dict[str, Any] = {}
     with readable(f"what {api.url} answers for {batch.id}"):
         if batch.status != "failed":  # else it never ran: only the errors of its input are known
             summary = _summary(b"".join(_file(api, batch.id, "summary")), batch.id)
-            gathered.metrics(_lines(_file(api, batch.id, "metrics")))
-            gathered.errors(_lines(_file(api, batch.id, "errors")))
+            _metrics(profile, _lines(_file(api, batch.id, "metrics")))
+            _errors(profile, _lines(_file(api, batch.id, "errors")))
     for fault in batch.errors.data if batch.errors else ():
-        gathered.error(fault.code, fault.message, f"line {fault.line}" if fault.line else "the file")
+        profile.errors.add(fault.code, fault.message, f"line {fault.line}" if fault.line else "the file")
     facts = {
         "model": batch.model or "-",
         "endpoint": batch.endpoint,
         "created": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(batch.created_at)),
     }
-    found = gathered.build()
+    with readable(f"the summary of {batch.id}"):
+        found = profile.build().exactly(summary)
     return Subject(
         batch.id, batch.status, facts, summary, found, counts.total, counts.completed, counts.failed
     )
@@ -68,20 +75,22 @@ def of_run(output: Path) -> Subject:
     """Read what a finished `longhaul run` into `output` left beside it; raises NoRun, Unreadable."""
     if not output.name:
         raise NoRun(path=output)
-    place, gathered = beside(output, "summary"), Gatherer()
+    place, profile = beside(output, "summary"), gather.Profile()
     if not place.exists():
         raise NoRun(path=place)
     with readable(place):
         summary = _summary(place.read_bytes(), output.name)
         counts = summary["counts"]
         total, completed, failed = counts["total"], counts["completed"], counts["failed"]
-    for kind, take in (("metrics", gathered.metrics), ("errors", gathered.errors)):
+    for kind, take in (("metrics", _metrics), ("errors", _errors)):
         path = beside(output, kind)
         if path.exists():
             with readable(path), path.open("rb") as stream:
-                take(stream)
+                take(profile, stream)
     name = os.fsencode(output.name).decode(errors="replace")  # bytes that are no UTF-8 name a file, too
-    return Subject(name, "completed", {}, summary, gathered.build(), total, completed, failed)
+    with readable(place):
+        figures = profile.build().exactly(summary)
+    return Subject(name, "completed", {}, summary, figures, total, completed, failed)
 
 
 def beside(output: Path, kind: str) -> Path:
@@ -102,6 +111,16 @@ def _file(api: client.Client, job_id: str, kind: str) -> Iterator[bytes]:
     except client.ServerRefused as error:
         if error.status != 404:
             raise
+
+
+def _metrics(profile: gather.Profile, lines: Iterable[bytes]) -> None:
+    for line in lines:
+        profile.add_metrics(orjson.loads(line))
+
+
+def _errors(profile: gather.Profile, lines: Iterable[bytes]) -> None:
+    for line in lines:
+        profile.add_error(orjson.loads(line))
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:

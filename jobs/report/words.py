@@ -1,5 +1,6 @@
 """Numbers as people read them, and tables of them."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -53,6 +54,18 @@ def seconds(value: float | None) -> str:
 def share(part: float, whole: float) -> str:
     """Return how much of the whole a part is."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def times(edges: Sequence[float], least: float) -> list[str]:
+    """Return what lies between edges; the first span has all that is less, down to `least`."""
+    spans = [f"{number(low)} to {number(high)}" for low, high in itertools.pairwise(edges)]
+    return [f"up to {number(edges[1])}", *spans[1:]] if least < edges[0] else spans
+
+
+def lengths(edges: Sequence[float]) -> list[str]:
+    """Return the whole numbers that lie between edges."""
+    spans = [(low, high - 1) for low, high in itertools.pairwise(edges)]
+    return [number(low) if low == last else f"{number(low)} to {number(last)}" for low, last in spans]
 
 
 def count(value: int, noun: str) -> str:

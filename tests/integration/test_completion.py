@@ -46,17 +46,19 @@ def _in_bash(environment: dict[str, str], *lines: tuple[str, ...]) -> list[set[s
 @pytest.mark.timeout(120)
 def test_bash_completes_commands_options_and_ids(longhaul: dict[str, str], server: str) -> None:  # noqa: F811
     given = longhaul | {"LONGHAUL_API_URL": server, "LONGHAUL_API_KEY": "key-of-mine"}
-    commands, all_, options, ids = _in_bash(
+    commands, all_, options, ids, reports = _in_bash(
         given,
         ("longhaul", "st"),
         ("longhaul", "''"),
         ("longhaul", "submit", "--m"),
         ("longhaul", "status", "batch_01a"),
+        ("longhaul", "report", "batch_01b"),
     )
     assert commands == {"status"}
     assert {"run", "size", "quantize"} <= all_, "those of plugins, too"
     assert options == {"--metadata"}
     assert ids == {IDS[0]}
+    assert reports == {IDS[1]}
 
 
 @pytest.mark.parametrize(

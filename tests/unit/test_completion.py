@@ -4,6 +4,7 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -46,6 +47,30 @@ def _told(words: str, **given: Any) -> list[str]:
 
 def test_ids_are_those_that_begin_so_by_the_key_and_server_of_the_line(server: str) -> None:
     assert _told("batch_01b", url=server, api_key="key-of-mine") == IDS[1:]
+
+
+def _reports(words: str, **given: Any) -> list[tuple[str, str]]:
+    context = click.Context(cli.main)
+    context.params = given
+    found = completion.reports(context, click.Argument(["x"]), words)
+    return [(item.value, item.type) for item in found]
+
+
+def test_a_report_is_offered_jobs_and_outputs_of_a_run_and_else_files(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dir").mkdir()
+    for name in ("out.summary.json", "bath[1].summary.json", "dir/other.summary.json", "notes.txt"):
+        (tmp_path / name).touch()
+    given = {"url": server, "api_key": "key-of-mine"}
+    names = [value for value, _ in _reports("", **given)]
+    assert names == [*IDS, "bath[1].jsonl", "out.jsonl"]
+    assert _reports("batch_01b", **given) == [(IDS[1], "plain")]
+    assert _reports("bath[", **given) == [("bath[1].jsonl", "plain")]
+    assert _reports("dir/", **given) == [("dir/other.jsonl", "plain")]
+    assert _reports("notes", **given) == [("notes", "file")]
+    assert _reports("out.summary", **given) == [("out.summary", "file")]
 
 
 def test_no_server_and_a_wrong_key_complete_nothing_and_say_nothing(

@@ -173,8 +173,9 @@ def test_json_prints_the_figures_and_writes_nothing(api: Files, here: Path) -> N
     assert result.exit_code == 3
     (line,) = result.stdout.splitlines()
     found = orjson.loads(line)
-    assert found["latencies"]["ttft_seconds"]["percentiles"]["p50"] == 2.0
-    assert found["errors"]["invalid_value (n)"] == {"count": 1, "message": "wrong", "examples": ["b"]}
+    assert found["latency"]["ttft_seconds"]["p50"] == 2.0
+    kinds = found["errors"]["kinds"]
+    assert kinds["invalid_value (n)"] == {"count": 1, "message": "wrong", "examples": ["b"]}
     assert found["summary"]["prefixes"]["shared"] == 4
     assert list(here.iterdir()) == []
 
@@ -185,6 +186,7 @@ def test_a_job_that_is_not_finished_has_no_report(api: Files, here: Path, status
     result = report("batch_1")
     assert result.exit_code == 1
     assert f"batch_1 is {status}" in result.stderr
+    assert "live on http://api/#/job/batch_1" in result.stderr
     assert "longhaul watch batch_1" in result.stderr
     assert list(here.iterdir()) == []
 
@@ -197,6 +199,15 @@ def test_a_job_whose_input_was_wrong_shows_what_was_wrong(api: Files) -> None:
     page = Path("report.html").read_text()
     assert "invalid_json_line" in page
     assert "line 7" in page
+
+
+def test_requests_that_a_cancelled_job_never_ran_are_told_and_are_no_errors(api: Files) -> None:
+    api.job["status"] = "cancelled"
+    api["file-1_errors"] += lines.lost("c", "Cancelled.", "batch_cancelled") + b"\n"
+    assert report("batch_1", "-o", "report.html").exit_code == 4
+    page = Path("report.html").read_text()
+    assert "<dt>requests that never ran</dt><dd>1</dd>" in page
+    assert "1 error of 1 kind" in page
 
 
 def test_results_that_have_expired_are_said_to_be_gone(api: Files) -> None:
@@ -242,9 +253,27 @@ def test_a_job_of_embeddings_has_no_plot_of_answers_or_prefixes() -> None:
     embedding = lines.metrics(completion_tokens=0, cached_tokens=0, choices=0, **unknown)
     left_by_run([embedding], prefixes=None, tokens_per_second=0.0)
     assert report("out.jsonl", "-o", "report.html").exit_code == 0
-    names = Elements(Path("report.html").read_text()).all("aria-labelledby")
+    page = Path("report.html").read_text()
+    names = Elements(page).all("aria-labelledby")
+    assert "Time to first token: not shown, as no request generated a token." in page
+    assert "Answers: not shown, as no request generated a token." in page
     left = {"e2e_seconds", "queue_seconds", "tokens_over_time", "batch_over_time", "prompt_tokens"}
     assert {name.removesuffix("-title") for name in names} == left
+
+
+def test_an_engine_that_does_not_tell_the_first_token_has_a_report_that_says_so() -> None:
+    left_by_run([lines.metrics(ttft_seconds=None, inter_token_seconds=None, cached_tokens=None)])
+    assert report("out.jsonl", "-o", "report.html").exit_code == 0
+    page = Path("report.html").read_text()
+    assert "Inter-token latency: not shown, as the engine that ran this job does not tell" in page
+    assert "tokens_over_time-title" in page
+
+
+def test_percentiles_are_those_of_the_summary() -> None:
+    latency = {"e2e_seconds": {"p50": 8.987, "p90": 9.0, "p99": 9.0}, "ttft_seconds": None}
+    left_by_run([lines.metrics(e2e_seconds=8.987), lines.metrics()], latency=latency)
+    found = orjson.loads(report("out.jsonl", "--json").stdout)
+    assert found["latency"]["e2e_seconds"]["p50"] == 8.987
 
 
 def test_files_of_an_earlier_version_have_no_prefixes() -> None:
@@ -302,11 +331,39 @@ def test_what_is_no_file_is_not_replaced_by_one(here: Path) -> None:
     assert Path("page.html").read_bytes() == b"page"
 
 
-@pytest.mark.parametrize("more", [("-o", "-"), ("-o", ""), ("--png", "-"), ("-o", "a", "--png", "a")])
-def test_a_report_goes_to_files_each_of_its_own(here: Path, more: tuple[str, ...]) -> None:
-    left_by_run([lines.metrics()])
-    assert report("out.jsonl", *more).exit_code == 2
-    assert {path.name for path in here.iterdir()} == {"out.metrics.jsonl", "out.summary.json"}
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("-o", "-"), "name files"),
+        (("-o", ""), "name files"),
+        (("--png", "-"), "name files"),
+        (("-o", "page.png"), "ends in .html"),
+        (("-o", "page.pdf"), "ends in .html"),
+        (("-o", "page"), "ends in .html"),
+        (("-o", "there"), "ends in .html"),
+        (("-o", "new.html/"), "ends in .html"),
+        (("--png", "x.jpg"), "x.png or x/"),
+        (("--png", "x.html"), "x.png or x/"),
+        (("--png", "plots"), "plots.png or plots/"),
+        (("-o", "page.html", "--png", "some/x.svg"), "some/x.png or some/x/"),
+    ],
+)
+def test_a_report_goes_to_files_with_names_of_their_kind(
+    api: Files, here: Path, more: tuple[str, ...], told: str
+) -> None:
+    (here / "there").mkdir()
+    api.refuses = "/"  # nothing is asked before
+    result = report("batch_1", *more)
+    assert result.exit_code == 2
+    assert told in result.stderr.replace("\n", " ")
+    assert [path.name for path in here.iterdir()] == ["there"]
+
+
+def test_names_in_capitals_and_directories_that_are_there_are_taken(api: Files, here: Path) -> None:
+    (here / "there.jpg").mkdir()
+    assert report("batch_1", "-o", "PAGE.HTM", "--png", "there.jpg").exit_code == 3
+    assert report("batch_1", "--png", "ALL.PNG").stdout == "ALL.PNG\n"
+    assert {path.stem for path in (here / "there.jpg").iterdir()} == ALL
 
 
 @pytest.mark.parametrize("kind", ["metrics", "errors"])
@@ -316,12 +373,14 @@ def test_the_file_that_is_cut_is_the_one_that_is_named(kind: str) -> None:
     assert f"out.{kind}.jsonl is not what Longhaul wrote" in report("out.jsonl").stderr
 
 
-@pytest.mark.parametrize("summary", [{"tokens_per_second": "x"}, {"tokens": None}, {"workers": None}])
+@pytest.mark.parametrize(
+    "summary", [{"tokens_per_second": "x"}, {"tokens": None}, {"workers": None}, {"latency": "x"}]
+)
 def test_a_summary_without_what_is_shown_is_told(summary: dict[str, Any]) -> None:
     left_by_run([lines.metrics()], **summary)
     result = report("out.jsonl", "-o", "page.html")
     assert result.exit_code == 1
-    assert "the summary of out.jsonl is not what Longhaul wrote" in result.stderr
+    assert re.search("(the summary of out.jsonl|out.summary.json) is not what Longhaul wrote", result.stderr)
 
 
 @pytest.mark.parametrize("name", ["", ".", "/"])
@@ -341,7 +400,7 @@ def test_a_file_whose_name_is_no_text_has_a_report() -> None:
 def test_clocks_that_differ_make_no_negative_latencies() -> None:
     left_by_run([lines.metrics(e2e_seconds=-5.0, ttft_seconds=-3.0)])
     found = orjson.loads(report("out.jsonl", "--json").stdout)
-    assert found["latencies"]["ttft_seconds"]["least"] == 0
+    assert found["latency"]["ttft_seconds"]["least"] == 0
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
