@@ -23,10 +23,10 @@ from jobs.report import charts, draw, page, sources
 def report(session: commands.Session, subject: str, output: str | None, picture: str | None) -> None:
     """Draw a finished job: latencies, tokens per second, batch sizes, lengths, shared prefixes, errors.
 
-    ID is a job of a server; OUT is what 'longhaul run' wrote its results to, whose .metrics.jsonl and
-    .summary.json lie beside it. The page is one file that fetches nothing, light or dark as the reader's
-    screen is, with the numbers below each plot. --png alone writes no page. --json prints the figures, and
-    writes a page only with -o. Needs matplotlib: pip install 'longhaul[report]'.
+    ID is a job of a server; OUT is what 'longhaul run' wrote its results to, or 'longhaul results -o DIR',
+    with its .metrics.jsonl and .summary.json beside it. The page is one file that fetches nothing, light or
+    dark as the reader's screen is, with the numbers below each plot. --png alone writes no page. --json
+    prints the figures, and writes a page only with -o. Needs matplotlib: pip install 'longhaul[report]'.
 
     \b
     longhaul report batch_01jx2k5m8q9r3t4v6w7y8z0abc -o report.html
@@ -84,9 +84,9 @@ def _is_directory(place: str) -> bool:
 
 def _refuse_own_files(found: sources.Subject, name: str, *written: str | None) -> None:
     """Refuse to write over what the report is made of."""
-    own = {Path(name), *(sources.beside(Path(name), kind) for kind in ("errors", "metrics", "summary"))}
+    own = {path.resolve() for path in places.of_job(Path(name)).values()}
     for place in written:
-        if place and Path(place).resolve() in {path.resolve() for path in own}:
+        if place and Path(place).resolve() in own:
             raise click.UsageError(f"The report of {found.name} would write over {place}. Name another file.")
 
 

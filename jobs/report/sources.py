@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from jobs import client, errors, ids
+from jobs import client, errors, ids, places
 from jobs.profile import gather
 
 
@@ -75,7 +75,8 @@ def of_run(output: Path) -> Subject:
     """Read what a finished `longhaul run` into `output` left beside it; raises NoRun, Unreadable."""
     if not output.name:
         raise NoRun(path=output)
-    place, profile = beside(output, "summary"), gather.Profile()
+    files, profile = places.of_job(output), gather.Profile()
+    place = files["summary"]
     if not place.exists():
         raise NoRun(path=place)
     with readable(place):
@@ -83,7 +84,7 @@ def of_run(output: Path) -> Subject:
         counts = summary["counts"]
         total, completed, failed = counts["total"], counts["completed"], counts["failed"]
     for kind, take in (("metrics", _metrics), ("errors", _errors)):
-        path = beside(output, kind)
+        path = files[kind]
         if path.exists():
             with readable(path), path.open("rb") as stream:
                 take(profile, stream)
@@ -91,11 +92,6 @@ def of_run(output: Path) -> Subject:
     with readable(place):
         figures = profile.build().exactly(summary)
     return Subject(name, "completed", {}, summary, figures, total, completed, failed)
-
-
-def beside(output: Path, kind: str) -> Path:
-    """Return where `longhaul run` writes a kind of file: `out.errors.jsonl` for `out.jsonl`."""
-    return output.with_name(f"{output.stem}.{kind}{'.json' if kind == 'summary' else '.jsonl'}")
 
 
 def _summary(data: bytes, name: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import orjson
 import pytest
 from click.testing import CliRunner, Result
 
-from jobs import cli, client, commands, errors, settings, stack
+from jobs import cli, client, commands, errors, ids, settings, stack
 from tests.unit.test_client import batch
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}\n'
@@ -50,7 +50,8 @@ class Api:
                 ]
                 return httpx.Response(200, json={"data": data, "has_more": False, "last_id": None})
             case "GET", ["files", name, "content"]:
-                return httpx.Response(200, content=self.files[name])
+                if name in self.files:
+                    return httpx.Response(200, content=self.files[name])
             case "POST", ["batches"]:
                 self.created.append((orjson.loads(body), request.headers["Idempotency-Key"]))
                 return httpx.Response(200, json=batch(status="validating"))
@@ -245,14 +246,20 @@ def test_results_go_to_standard_output_byte_for_byte(api: Api) -> None:
 
 
 @pytest.mark.parametrize("place", ["new/", "old"])
-def test_results_into_a_directory_write_both_files(api: Api, tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("others", [{}, {"metrics": b"{}\n", "summary": b"{}"}])
+def test_results_into_a_directory_write_all_files_that_there_are(
+    api: Api, tmp_path: Path, place: str, others: dict[str, bytes]
+) -> None:
     api.states = [ENDED]
+    api.files |= {ids.result_file_id("batch_1", kind): data for kind, data in others.items()}
     (tmp_path / "old").mkdir()
     result = run("results", "batch_1", "-o", f"{tmp_path}/{place}", "--json")
     written = orjson.loads(result.stdout)["files"]
     assert Path(written["output"]).read_bytes() == OK
     assert Path(written["errors"]).read_bytes() == BAD
-    assert Path(written["output"]).name == "batch_1_output.jsonl"
+    assert Path(written["output"]).name == "batch_1.jsonl"
+    assert {kind: Path(written[kind]).read_bytes() for kind in others} == others
+    assert set(map(Path, written.values())) == set((tmp_path / place).iterdir())
 
 
 def test_results_replace_nothing_that_is_no_file(api: Api, tmp_path: Path) -> None:
@@ -276,8 +283,7 @@ def test_interrupted_download_leaves_the_old_file(api: Api, tmp_path: Path) -> N
     del api.files["file-out"]
     path = tmp_path / "out.jsonl"
     path.write_text("old")
-    with pytest.raises(KeyError):
-        run("results", "batch_1", "-o", str(path), catch_exceptions=False)
+    assert run("results", "batch_1", "-o", str(path)).exit_code == 1
     assert [child.read_text() for child in tmp_path.iterdir()] == ["old"]
 
 
@@ -314,8 +320,8 @@ def test_follow_sorts_lines_by_kind_and_ends_with_the_job(api: Api, tmp_path: Pa
     api.states = [{"status": "completed", "request_counts": counts(1, 2, 3)}]
     result = run("results", "batch_1", "--follow", "-o", f"{tmp_path}/")
     assert result.exit_code == 3
-    assert (tmp_path / "batch_1_output.jsonl").read_bytes() == OK
-    assert (tmp_path / "batch_1_errors.jsonl").read_bytes() == BAD + LOST
+    assert (tmp_path / "batch_1.jsonl").read_bytes() == OK
+    assert (tmp_path / "batch_1.errors.jsonl").read_bytes() == BAD + LOST
 
 
 def test_follow_writes_each_line_once_when_the_queue_was_rebuilt(api: Api) -> None:
@@ -447,11 +453,15 @@ class FakeStack:
         raise KeyboardInterrupt
 
 
-def test_up_serves_the_models_it_is_given_until_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_serves_the_models_it_is_given_until_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stack, "Stack", FakeStack)
-    result = run("up", "--model", "m=hub/m=1", "--workers", "2", "--port", "0")
+    source = tmp_path / "m=1.gguf"
+    source.write_bytes(b"GGUF")
+    result = run("up", "--model", f"m={source}", "--workers", "2", "--port", "0")
     assert result.exit_code == 0
-    assert FakeStack.started["models"] == {"m": {"source": "hub/m=1"}}
+    assert FakeStack.started["models"] == {"m": {"source": str(source)}}
     assert FakeStack.started["stopped"]
     assert "export LONGHAUL_API_URL=http://127.0.0.1:1" in result.stdout
 

@@ -82,7 +82,7 @@ def heard(progress: work.Progress) -> None:
 def test_a_job_is_sent_once_waited_for_and_fetched(job: work.Job) -> None:
     output = test_work.lines(*map(test_work.answer, (1, 2, 3)))
     api = Api({"status": "in_progress"}, {"status": "completed", "output_file_id": "b_output"})
-    api.files = {"b_output": output, "b_metrics": b"{}\n"}
+    api.files = {"b_output": output, "file-1_metrics": b"{}\n"}
     service, told = api.service(poll_seconds=2.5), []
     service.start(job)
     service.finish(job, told.append)
