@@ -459,7 +459,9 @@ def test_up_serves_the_models_it_is_given_until_ctrl_c(
     monkeypatch.setattr(stack, "Stack", FakeStack)
     source = tmp_path / "m=1.gguf"
     source.write_bytes(b"GGUF")
-    result = run("up", "--model", f"m={source}", "--workers", "2", "--port", "0")
+    (tmp_path / "environment").write_text(f"LONGHAUL_STORE_URL=file://{tmp_path}/objects\n")
+    options = ("--workers", "2", "--port", "0", "--dir", str(tmp_path))
+    result = run("up", "--model", f"m={source}", *options)
     assert result.exit_code == 0
     assert FakeStack.started["models"] == {"m": {"source": str(source)}}
     assert FakeStack.started["stopped"]

@@ -29,7 +29,7 @@ def test_a_place_that_cannot_be_written_is_told_first(name: str, place: str, tmp
     source, file = tmp_path / "in.jsonl", tmp_path / "file"
     source.write_text(PROMPT)
     file.touch()
-    place = place.replace("FILE", str(file))
+    place = place.replace("FILE", str(file)).replace(".jsonl", ".html" if name == "report" else ".jsonl")
     given = [str(source) if word == "IN" else word for word in ARGUMENTS[name]]
     done = CliRunner().invoke(cli.main, [name, *given, "-o", place])
     assert done.exit_code == 1

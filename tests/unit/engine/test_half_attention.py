@@ -1,6 +1,6 @@
 """Dense attention in half precision: parts are merged in float32, so that many levels round no more."""
 
-from typing import Any
+import dataclasses
 
 import pytest
 import torch
@@ -19,9 +19,10 @@ _LEVELS = 6
 def test_many_shared_parts_are_as_exact_as_one(dtype: torch.dtype, tiny_loaded: loader.Loaded) -> None:
     gaps: dict[int, list[float]] = {}
 
-    def compared(step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
-        wanted = attention.reference(step, layer, q.clone(), k.clone(), v, *how).float()
-        found = attention.dense(step, layer, q, k, v, *how)
+    def compared(step: Step, heads: attention.Heads, /) -> Tensor:
+        copied = dataclasses.replace(heads, queries=heads.queries.clone(), keys=heads.keys.clone())
+        wanted = attention.reference(step, copied).float()
+        found = attention.dense(step, heads)
         gap = float((found.float() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
         gaps.setdefault(len(step.shared), []).append(gap)
         return found
