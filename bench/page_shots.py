@@ -1,5 +1,8 @@
-"""Pictures of the web page with a real model at work: `python -m bench.page_shots` writes docs/page_*.png."""
+"""Pictures of the web page and of a report, with a real model at work: `python -m bench.page_shots` writes
+docs/page_*.png and docs/report_*.png.
+"""
 
+import contextlib
 import tempfile
 import time
 from pathlib import Path
@@ -10,7 +13,7 @@ import orjson
 from playwright.sync_api import Browser
 
 from bench import browser, demo, humaneval
-from jobs import client, stack
+from jobs import client, report_command, stack
 from worker.engine import smollm2
 
 LOOKS: dict[str, dict[str, Any]] = {
@@ -18,14 +21,14 @@ LOOKS: dict[str, dict[str, Any]] = {
     "dark": {"viewport": {"width": 1280, "height": 860}, "color_scheme": "dark"},
     "400": {"viewport": {"width": 400, "height": 860}, "color_scheme": "light", "device_scale_factor": 2},
 }
-SMALL, LARGE = 80, 480
+SMALL, LARGE = 160, 480
 
 
 @click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="docs", show_default=True)
 @click.option("--done-share", default=0.45, show_default=True, help="Of the running job, when it is shown.")
 def main(out: Path, done_share: float) -> None:
-    """Run jobs on SmolLM2 and photograph the page while the last of them runs."""
+    """Run jobs on SmolLM2; photograph the report of the first, and the page while the last of them runs."""
     models = {smollm2.NAME: {"source": str(smollm2.ensure(report=True))}}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -33,12 +36,15 @@ def main(out: Path, done_share: float) -> None:
         client.Client(running.api_url) as api,
         browser.opened() as chromium,
     ):
-        submit(api, {"name": "nightly check"}, lines(SMALL), wait=1.0)
+        out.mkdir(exist_ok=True)
+        check = submit(api, {"name": "nightly check"}, with_faults(lines(SMALL)), wait=1.0)
+        report = write_report(running.api_url, check, Path(folder, "report.html"))
+        for look, options in LOOKS.items():
+            shoot_report(chromium, report, out / f"report_{look}.png", options)
         submit(api, {"name": "a file with two bad lines"}, [*lines(4), {"custom_id": "x"}, {}], wait=0)
         submit(api, {"name": "one that was stopped"}, lines(60), wait=0, cancel=True)
         job = submit(api, {"name": "HumanEval, all variants"}, with_faults(lines(LARGE)), wait=done_share)
         submit(api, {"name": "evaluation of tomorrow"}, lines(300), wait=0)
-        out.mkdir(exist_ok=True)
         for look, options in LOOKS.items():
             shoot(chromium, running.api_url, job, out, look, options)
 
@@ -83,6 +89,21 @@ def submit(
         if batch.ended or far:
             return batch.id
         time.sleep(0.3)
+
+
+def write_report(url: str, job: str, place: Path) -> Path:
+    """Have `longhaul report` draw a job that has ended."""
+    with contextlib.suppress(SystemExit):  # which tells that some of its requests failed
+        report_command.report.main([job, "--url", url, "-o", str(place)], standalone_mode=False)
+    return place
+
+
+def shoot_report(chromium: Browser, report: Path, picture: Path, options: dict[str, Any]) -> None:
+    """Take the picture of a report."""
+    page = chromium.new_page(**options)
+    page.goto(report.as_uri())
+    page.screenshot(path=picture, full_page=options is not LOOKS["400"])
+    page.close()
 
 
 def shoot(chromium: Browser, url: str, job: str, out: Path, look: str, options: dict[str, Any]) -> None:
