@@ -20,7 +20,7 @@ test: model ## the everyday tests, on real servers (ARGS="-k ledger")
 ifeq ($(ARGS),)
 	@infra/chromium
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q -m "not long" tests/unit
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q -m "not long" --dist loadfile tests/integration tests/fuzz
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 3 -q -m "not long" --dist loadfile tests/integration tests/fuzz
 	@$(PY) -m pytest -n 2 -q -m "not long" tests/chaos
 else
 	@$(PY) -m pytest -m "not long" $(ARGS)

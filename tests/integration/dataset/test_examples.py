@@ -121,6 +121,7 @@ def check_again(made: Example, code: int) -> None:
     assert made.rows.equals(before)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", NAMES)
 def test_example_of_the_page_works(name: str, tmp_path: Path) -> None:
     made = Example(name, tmp_path, SMALL[name])

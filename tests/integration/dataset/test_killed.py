@@ -13,7 +13,7 @@ import pytest
 
 from worker.engine import smollm2
 
-_ROWS, _TOKENS, _RUNNING = 120, 16, 8
+_ROWS, _TOKENS, _RUNNING = 120, 8, 8
 
 
 class Runs:
@@ -64,6 +64,7 @@ class Runs:
         return self.start().wait(100)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
 )
