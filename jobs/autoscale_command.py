@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from jobs import autoscale, autoscale_lines, errors, scaling, slots
+from jobs import autoscale, autoscale_lines, errors, scaling, slots, values
 from jobs.ledger import Ledger
 from jobs.settings import Settings
 
@@ -197,4 +197,5 @@ def _json(event: str, facts: dict[str, Any]) -> None:
 
 
 def _text(event: str, facts: dict[str, Any]) -> None:
-    click.echo(f"{time.strftime('%H:%M:%S')}  {autoscale_lines.line(event, facts)}")
+    said = values.printable_lines(autoscale_lines.line(event, facts))
+    click.echo(f"{time.strftime('%H:%M:%S')}  {said}")

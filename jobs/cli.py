@@ -65,7 +65,7 @@ class Failure(click.ClickException):
     """An error the user can act on: one line on standard error, no traceback."""
 
     def show(self, file: object = None) -> None:
-        click.echo(f"longhaul: {self.message}", err=True)
+        click.echo(values.printable_lines(f"longhaul: {self.message}"), err=True)
 
 
 class Unreachable(Failure):
@@ -235,7 +235,7 @@ def up(models: tuple[str, ...], port: int, directory: Path, chat_template: Path 
     with stack.Stack(directory, models=served, workers=workers, api_port=port) as running:
         with contextlib.suppress(KeyboardInterrupt), _own_advice(bool(models)):
             click.echo(_started(running, directory))
-            running.wait(lambda line: click.echo(line, err=True))
+            running.wait(lambda line: click.echo(values.printable_lines(line), err=True))
         click.echo("Stopping ...", err=True)
 
 

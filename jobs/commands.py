@@ -49,7 +49,7 @@ class Session:
 
     def _tell_retry(self, reason: str) -> None:
         if reason not in self._told:
-            click.echo(f"longhaul: {self.shown_url}: {reason}; trying again", err=True)
+            click.echo(values.printable(f"longhaul: {self.shown_url}: {reason}; trying again"), err=True)
         self._told.add(reason)
 
 
@@ -152,7 +152,7 @@ def status(session: Session, job_id: str) -> None:
         batch = api.batch(job_id)
         reason = None if session.as_json else standstill.asked(api, batch)
     if reason:
-        click.echo(f"{batch.id} may have to wait: {reason}", err=True)
+        click.echo(values.printable(f"{batch.id} may have to wait: {reason}"), err=True)
     _report(session, batch)
 
 

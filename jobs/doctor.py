@@ -20,6 +20,8 @@ from jobs import (
     doctor_store,
     errors,
     masking,
+    terminal,
+    values,
 )
 from jobs.doctor_findings import Area, Finding, Look
 from jobs.model_settings import ModelSettings
@@ -189,9 +191,12 @@ def _print(finding: Finding, as_json: bool) -> None:
     if as_json:
         click.echo(orjson.dumps(told))
         return
-    plain = bool(os.environ.get("NO_COLOR"))
     mark = f"{_MARKS[finding.state]:<11}"
-    mark = mark if plain else click.style(mark, fg=_COLOURS[finding.state])
-    click.echo(f"{mark}  {told['area']}, {told['name']}: {told['said']}")
-    if told["advice"]:
-        click.echo(f"{'':<11}  -> {told['advice']}")
+    mark = mark if terminal.is_plain() else click.style(mark, fg=_COLOURS[finding.state])
+    said, advice = (
+        values.printable(words)
+        for words in (f"{told['area']}, {told['name']}: {told['said']}", told["advice"])
+    )
+    click.echo(f"{mark}  {said}")
+    if advice:
+        click.echo(f"{'':<11}  -> {advice}")

@@ -34,9 +34,9 @@ def lines(batches: Sequence[Batch], width: int | None, printer: console.Console)
 
 
 def fault(error: schema.LineError) -> str:
-    """Return what is wrong with a line of an input."""
+    """Return what is wrong with a line of an input, in one line: it may quote what stands there."""
     where = f"line {error.line}: " if error.line else ""
-    return f"{where}{error.message} ({error.code})"
+    return values.printable(f"{where}{error.message} ({error.code})".replace("\n", " "))
 
 
 def _why(batch: Batch, width: int) -> list[str]:
@@ -44,7 +44,7 @@ def _why(batch: Batch, width: int) -> list[str]:
     if not faults:
         return []
     more = f"; and {len(faults) - 1:,} more" if len(faults) > 1 else ""
-    words = values.printable(fault(faults[0]).replace("\n", " "))
+    words = fault(faults[0])
     room = width - len(more) - 2
     if cells.cell_len(words) > room:
         words = cells.set_cell_size(words, max(1, room - 1)).rstrip() + "…"

@@ -9,7 +9,7 @@ from typing import Protocol, Self
 import click
 from rich import console, progress
 
-from jobs import eta, terminal
+from jobs import eta, terminal, values
 from jobs.client import Batch, Client
 from jobs.standstill import Standstill
 
@@ -97,7 +97,7 @@ class Bar:
 
     def note(self, text: str) -> None:
         """Say something once, above the bar."""
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._progress.console.print(values.printable_lines(text), markup=False, highlight=False)
 
 
 class Lines:
@@ -123,7 +123,7 @@ class Lines:
 
     def note(self, text: str) -> None:
         """Say something once."""
-        click.echo(text, err=True)
+        click.echo(values.printable_lines(text), err=True)
 
 
 class JsonLines:
@@ -144,7 +144,7 @@ class JsonLines:
 
     def note(self, text: str) -> None:
         """Say something once, to whoever reads standard error."""
-        click.echo(text, err=True)
+        click.echo(values.printable_lines(text), err=True)
 
 
 def view(as_json: bool) -> View:

@@ -18,6 +18,11 @@ def printable(words: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
+def printable_lines(words: str) -> str:
+    """Return a text of several lines in which, besides these, nothing can."""
+    return "\n".join(map(printable, words.replace("\t", " ").split("\n")))
+
+
 def kind(value: Any) -> str:
     """Name a JSON value's type in the words of JSON."""
     return _NAMES.get(type(value), "a number")
