@@ -8,6 +8,9 @@ from jobs import hub, tokens
 from jobs.model_settings import ModelSettings
 
 _PLACES = "Give a directory with config.json and *.safetensors, a GGUF file, or a hub id."
+_UNREADABLE = "Let the user of the worker read it."
+_MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading JSON of another shape than it should have ends in."""
 _POINTER = b"version https://git-lfs"
 
 
@@ -51,6 +54,13 @@ def _kept(source: str, revision: str | None) -> Path | None:
 
 def fault_of(place: Path, model: ModelSettings) -> tuple[str, str] | None:
     """Return what is wrong with a model's files, and what to do; None if nothing can be seen."""
+    try:
+        return _fault_of(place, model)
+    except OSError as error:
+        return f"{error.filename or place}: {error.strerror}", _UNREADABLE
+
+
+def _fault_of(place: Path, model: ModelSettings) -> tuple[str, str] | None:
     if place.is_file():
         return None if _starts(place, b"GGUF") else ("it is no GGUF file", "Fetch it again.")
     if model.engine == "echo":
@@ -61,8 +71,8 @@ def fault_of(place: Path, model: ModelSettings) -> tuple[str, str] | None:
     index = place / "model.safetensors.index.json"
     if index.is_file():
         try:
-            named = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError):
+            named = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+        except _MISSHAPEN:
             return f"{index.name} cannot be read", "Fetch it again."
         if missing := sorted(named - {path.name for path in weights}):
             return f"{missing[0]} is missing ({len(missing)} of {len(named)})", "Fetch the model again."
@@ -86,11 +96,11 @@ def _weights_fault(path: Path) -> tuple[str, str] | None:
             if size > path.stat().st_size:
                 return f"{path.name} is cut off", "Fetch it again."
             head = json.loads(file.read(size))
+        ends = [int(tensor["data_offsets"][1]) for key, tensor in head.items() if key != "__metadata__"]
     except OSError as error:
-        return f"{path.name}: {error.strerror}", "Let the user of the worker read it."
-    except ValueError:
+        return f"{path.name}: {error.strerror}", _UNREADABLE
+    except _MISSHAPEN:
         return f"{path.name} is no safetensors file", "Fetch it again."
-    ends = [tensor["data_offsets"][1] for key, tensor in head.items() if key != "__metadata__"]
     whole = 8 + size + max(ends, default=0)
     if path.stat().st_size < whole:
         return f"{path.name} is cut off: {path.stat().st_size:,} of {whole:,} bytes", "Fetch it again."

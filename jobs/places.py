@@ -23,12 +23,13 @@ def check(path: Path, option: str = "-o") -> None:
 
     It is asked before anything is loaded or computed. Nothing is left behind. Raises CannotWrite.
     """
-    directory = _existing(path.resolve())
+    directory = path
     try:
+        directory = _existing(path.resolve())
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".longhaul-"):
             pass
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        reason = getattr(error, "strerror", None) or str(error)
         raise CannotWrite(path=path, directory=directory, reason=reason, option=option) from None
 
 

@@ -84,9 +84,9 @@ def _is_directory(place: str) -> bool:
 
 def _refuse_own_files(found: sources.Subject, name: str, *written: str | None) -> None:
     """Refuse to write over what the report is made of."""
-    own = {path.resolve() for path in places.of_job(Path(name)).values()}
+    own = {os.path.realpath(path) for path in places.of_job(Path(name)).values()}
     for place in written:
-        if place and Path(place).resolve() in own:
+        if place and os.path.realpath(place) in own:
             raise click.UsageError(f"The report of {found.name} would write over {place}. Name another file.")
 
 

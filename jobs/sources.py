@@ -67,5 +67,10 @@ def kept(name: str) -> Path:
 
 def _twin(model: ModelSettings) -> Path | None:
     place = kept(Path(model.source).name)
-    same = place.resolve() == Path(model.source).expanduser().resolve()
-    return None if same or not place.is_dir() or model_files.fault_of(place, model) else place
+    if not place.is_dir() or model_files.fault_of(place, model):
+        return None
+    try:
+        same = place.samefile(os.path.expanduser(model.source))
+    except OSError:  # it is not there
+        return place
+    return None if same else place

@@ -30,7 +30,7 @@ class LocalStore:
     """
 
     def __init__(self, root: str | Path) -> None:
-        self._root = Path(root).expanduser().absolute()
+        self._root = Path(os.path.expanduser(root)).absolute()
         self._temporary = self._root / ".tmp"
         self.url = f"file://{self._root}"
 

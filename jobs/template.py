@@ -1,5 +1,6 @@
 """A model's chat template: rendering with it, and what can be seen of the formats it uses."""
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -197,7 +198,7 @@ def read(path: str) -> str:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
         Environment(extensions=["jinja2.ext.loopcontrols", Generation]).parse(text)
     except TemplateSyntaxError as error:
         raise errors.SettingsError(

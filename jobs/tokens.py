@@ -176,7 +176,7 @@ def _agrees(tokenizer: Any, special: list[str]) -> bool:
 def locate(model: ModelSettings) -> tuple[str, dict[str, Any]]:
     """Return what `from_pretrained` takes for a source: (hub id or directory, options); raises OSError."""
     options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
-    path = Path(model.source).expanduser()
+    path = Path(os.path.expanduser(model.source))
     if path.suffix == ".gguf":
         if not path.is_file():
             raise FileNotFoundError("no such file")

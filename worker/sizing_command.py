@@ -1,6 +1,7 @@
 """The command `longhaul size`: what a model and its KV would take of a GPU's memory, without either."""
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,7 @@ def footprint_of(model: str, settings: Settings, dtype: str | None, parallel: in
 
     from worker.engine import EngineConfig, footprint
 
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     source = str(path.resolve().parent) if path.name == "config.json" and path.is_file() else model
     served = settings.models.get(model) or ModelSettings(source=source)
     weights = settings.completed(served)

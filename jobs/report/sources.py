@@ -135,7 +135,7 @@ def readable(path: object) -> Iterator[None]:
         yield
     except orjson.JSONDecodeError as error:
         raise Unreadable(path=path, reason=error.msg) from None
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
         raise Unreadable(path=path, reason=f"{type(error).__name__}: {error}") from None
     except OSError as error:
         raise Unreadable(path=path, reason=error.strerror or error) from None

@@ -45,3 +45,10 @@ def test_directories_that_are_to_be_made_are_looked_at_where_they_begin(tmp_path
     assert not list(tmp_path.iterdir())
     with pytest.raises(errors.InvalidRequest, match=r"in /proc .*--png"):
         places.check(Path("/proc/a/b"), "--png")
+
+
+@pytest.mark.parametrize("name", ["loop", "loop/o", "x" * 300])
+def test_links_in_a_circle_and_names_that_are_too_long_are_told(name: str, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(places.CannotWrite, match="cannot be written"):
+        places.check(tmp_path / name)

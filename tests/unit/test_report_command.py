@@ -1,5 +1,6 @@
 """`longhaul report`: of a server's job and of what `longhaul run` left, as a page, pictures and JSON."""
 
+import json
 import os
 import re
 import sys
@@ -428,3 +429,19 @@ def test_fifty_thousand_requests_take_seconds_and_make_a_small_page() -> None:
     assert report("out.jsonl", "-o", "report.html").exit_code == 0
     assert time.process_time() - started < 10
     assert Path("report.html").stat().st_size < 500_000
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"finished_at": 1.7e308}, {"e2e_seconds": 1.7e308}, {"prompt_tokens": -7}, {"prompt_tokens": 10**4000}],
+)
+def test_numbers_that_no_job_has_are_told(changed: dict[str, Any]) -> None:
+    left_by_run([lines.metrics(), json.dumps(orjson.loads(lines.metrics()) | changed).encode()])
+    result = report("out.jsonl", "-o", "page.html")
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+def test_a_summary_that_divides_by_nothing_is_told() -> None:
+    prefixes = {**lines.summary()["prefixes"], "requests": 0}
+    left_by_run([lines.metrics()], prefixes=prefixes)
+    assert "is not what Longhaul wrote" in report("out.jsonl", "-o", "page.html").stderr

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from jobs import cli, hub, model_files, sources
 from jobs.model_settings import ModelSettings
 from jobs.settings import Settings
-from tests.unit import hubs
+from tests.unit import hubs, planning
 
 
 @pytest.fixture
@@ -84,6 +84,44 @@ def test_a_path_that_is_none_is_told(here: Path, source: str) -> None:
 
 def test_a_model_with_a_fault_is_told_before_it_is_loaded(here: Path) -> None:
     assert "no weights" in refusal(str(model(here / "part", weights=False)))
+
+
+DEEP = "[" * 100_000
+HEADS = ["[1]", "null", '"x"', '{"a": {}}', '{"a": 1}', '{"a": {"data_offsets": [0]}}',
+         '{"a": {"data_offsets": ["x", "y"]}}', DEEP]  # fmt: skip
+INDEXES = ["[]", "null", '"x"', '{"weight_map": [1]}', '{"weight_map": 1}', DEEP]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_weights_of_another_shape_are_told(here: Path, head: str) -> None:
+    place = model(here / "m")
+    (place / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head.encode())
+    assert "model.safetensors is no safetensors file" in refusal(str(place))
+
+
+@pytest.mark.parametrize("index", INDEXES)
+def test_an_index_of_another_shape_is_told(here: Path, index: str) -> None:
+    place = model(here / "m")
+    (place / "model.safetensors.index.json").write_text(index)
+    assert "model.safetensors.index.json cannot be read" in refusal(str(place))
+
+
+def test_files_that_cannot_be_read_are_told(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = model(here / "m")
+    (place / "model.safetensors.index.json").write_text("{}")
+
+    def refused(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    assert "index.json: Permission denied. Let the user of the worker read it." in refusal(str(place))
+
+
+def test_the_home_of_nobody_is_told_as_any_other_path(here: Path) -> None:
+    assert "no such directory" in refusal("~nobody-here/m")
+    (here / "in.jsonl").write_bytes(planning.line("a"))
+    done = CliRunner().invoke(cli.main, ["run", "in.jsonl", "-o", "o", "--model", "~nobody-here/m"])
+    assert done.output.startswith("longhaul: --model ~nobody-here/m: no such directory.")
 
 
 def test_a_model_that_a_hub_gives_is_no_fault(a_hub: hubs.Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def _take_all_memory() -> None:
 
 
 def _load_tokenizer(source: str, config: EngineConfig) -> Any:
-    file = Path(source).expanduser() / "tokenizer.json"
+    file = Path(os.path.expanduser(source)) / "tokenizer.json"
     if file.is_file():
         # transformers would import torch, which an engine without a model does not need.
         import tokenizers
