@@ -4,6 +4,7 @@ import fcntl
 import os
 import random
 import socket
+import stat
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -44,15 +45,26 @@ def is_free(port: int) -> bool:
 
 
 def _lock(port: int) -> bool:
+    locks = _locks()
     try:
-        fcntl.lockf(_locks(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+        if locks is not None:
+            fcntl.lockf(locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
     except BlockingIOError:
         return False
     return True
 
 
 @cache
-def _locks() -> int:
-    # Never closed: that would end all locks of this process.
+def _locks() -> int | None:
+    """Open the file of locks; None where somebody else has put something in its place.
+
+    Then a port is as good as the look at it: another user cannot keep servers from starting.
+    """
     path = Path(tempfile.gettempdir(), f"longhaul-ports-{os.getuid()}")
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        # Never closed: that would end all locks of this process.
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError:
+        return None
+    found = os.fstat(file)
+    return file if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() else None

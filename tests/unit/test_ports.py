@@ -1,6 +1,8 @@
 import contextlib
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from jobs import ports
 
 _TAKE_ALL = """
 import sys
+import tempfile
 from jobs import ports
 ports._RANGE = range(int(sys.argv[1]), int(sys.argv[2]))
 try:
@@ -60,3 +63,20 @@ def test_what_one_process_has_been_given_no_other_is_until_it_ends(few: range) -
     assert not given & set(_rest())
     other.communicate("")
     assert ports.take() in given
+
+
+@pytest.mark.parametrize("squat", ["link", "directory", "pipe"])
+def test_what_others_put_in_the_place_of_the_locks_keeps_nobody_from_a_port(
+    squat: str, few: range, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(ports, "_locks", ports._locks.__wrapped__)
+    place, other = tmp_path / f"longhaul-ports-{os.getuid()}", tmp_path / "other"
+    if squat == "link":
+        place.symlink_to(other)
+    elif squat == "pipe":
+        os.mkfifo(place)
+    else:
+        place.mkdir()
+    assert ports.take() in few
+    assert not other.exists()
