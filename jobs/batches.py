@@ -43,8 +43,15 @@ class Batches:
         """Return up to `limit` Batches behind `after`, newest first, and whether there are more."""
         if after is not None and not _is_batch_id(after):
             raise refusal(f"after must be the id of a batch, not {after!r:.80}.", "after")
-        names = index.newest(self.store, tenant, limit + 1, after)
-        return self._views(tenant, names[:limit]), len(names) > limit
+        found: list[schema.Batch] = []
+        while True:
+            wanted = limit - len(found)
+            names = index.newest(self.store, tenant, wanted + 1, after)
+            found += self._views(tenant, names[:wanted])
+            # A page that has a next one is full: of one that is empty nobody could go on behind the last.
+            if len(found) == limit or len(names) <= wanted:
+                return found, len(names) > wanted
+            after = names[wanted - 1]
 
     def shown(self, record: JobRecord) -> schema.Batch:
         """Return the Batch of a job that was accepted just now, even if Redis went away since."""

@@ -188,7 +188,7 @@ class Client:
             response = self._call("GET", path, params={k: v for k, v in params.items() if v is not None})
             page = self._json(response)
             yield from page["data"]
-            more, params["after"] = page["has_more"], page["last_id"]
+            more, params["after"] = page["has_more"] and page["last_id"], page["last_id"]
 
     def _call(self, method: str, path: str, key: str | None = None, **options: Any) -> httpx.Response:
         headers = {"Idempotency-Key": key} if key else {}
