@@ -14,7 +14,7 @@ import redis
 
 from api import queue, workers
 from api.context import Context
-from jobs import errors, ids
+from jobs import errors, ids, index, views
 from jobs.ledger import Job
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ _MOST_PACE_SECONDS = 4.0
 _SHARE = 0.1
 """How much of the time is spent looking, while the pace allows."""
 _AT_ONCE = 200
+_LATE_SECONDS = 15.0
+"""How much later than the time in its id a job may become known: clocks differ, and inputs take time."""
 _STAY_SECONDS = 60.0
 """How long it goes on looking when nobody listens: a page that reloads misses nothing."""
 
@@ -151,6 +153,7 @@ class Look:
         self._context = context
         self.batches: dict[str, dict[str, Job]] = {}
         self._queues: dict[str, queue.Queue] = {}
+        self._recent: dict[str, tuple[float, frozenset[str]]] = {}
         self._workers: list[workers.Worker] | None = None
 
     def __call__(self, tenants: list[str]) -> tuple[bool, Found]:
@@ -160,6 +163,7 @@ class Look:
             for gone in self.batches.keys() - set(tenants):
                 del self.batches[gone]
                 self._queues.pop(gone, None)
+                self._recent.pop(gone, None)
             for tenant in tenants:
                 self._of_tenant(tenant, found)
             self._of_workers(found)
@@ -189,6 +193,21 @@ class Look:
         if depth != self._queues.get(tenant):
             self._queues[tenant] = depth
             found.append((tenant, "queue", depth.model_dump()))
+        self._of_recent(tenant, now, found)
+
+    def _of_recent(self, tenant: str, now: dict[str, Job], found: Found) -> None:
+        """Tell of jobs that came and ended between two looks: they are never seen open."""
+        at = time.time()
+        first = tenant not in self._recent
+        since, known = self._recent.get(tenant, (at, frozenset()))
+        names = set(index.since(self._context.store, tenant, since - _LATE_SECONDS))
+        told: Found = []
+        for name in sorted(names - known - now.keys()):
+            self._tell(tenant, name, told)
+            if told[-1][1] == "batch" and told[-1][2]["status"] not in views.TERMINAL:
+                names.remove(name)  # made just now, and perhaps ended by the next look
+        found += [] if first else told
+        self._recent[tenant] = at, frozenset(names)
 
     def _jobs(self, tenant: str) -> dict[str, Job]:
         """Return the tenant's open jobs by id, some at a time: a script keeps all others from Redis."""

@@ -15,7 +15,7 @@ def newest(store: ObjectStore, tenant: str, count: int, after: str | None) -> li
     A store lists from the oldest name on, so a span of time before the page is listed, and a longer one, as
     the jobs in it make likely, when that is too little.
     """
-    prefix = f"job-index/{tenant}/"
+    prefix = _prefix(tenant)
     until = time.time() if after is None else files.made_at(after)
     before = "" if after is None else prefix + after
     seconds = _FIRST_SECONDS
@@ -26,3 +26,14 @@ def newest(store: ObjectStore, tenant: str, count: int, after: str | None) -> li
             return [key.removeprefix(prefix) for key in sorted(keys, reverse=True)[:count]]
         # Twice as long as it should take: a third listing would cost more than some names too many.
         seconds *= min(_MOST_GROWTH, max(2.0, 2 * count / max(1, len(keys))))
+
+
+def since(store: ObjectStore, tenant: str, at: float) -> list[str]:
+    """Return the ids of the jobs made since a time (unix s)."""
+    prefix = _prefix(tenant)
+    found = store.list(prefix, f"{prefix}batch_{ids.time_part(max(0.0, at))}")
+    return [one.key.removeprefix(prefix) for one in found]
+
+
+def _prefix(tenant: str) -> str:
+    return f"job-index/{tenant}/"

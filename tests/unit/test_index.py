@@ -72,3 +72,9 @@ def test_an_id_of_any_time_is_a_place_in_the_list(objects: Counting) -> None:
     names = jobs(objects, [1.0, 2.0])
     assert index.newest(objects, "t", 9, "batch_" + "z" * 26) == names
     assert index.newest(objects, "t", 9, "batch_" + "0" * 26) == []
+
+
+def test_jobs_since_a_time_are_all_that_is_listed(objects: Counting) -> None:
+    names = jobs(objects, [-5.0, 1.0, 20.0, *range(1000, 1100)])
+    assert index.since(objects, "t", time.time() - 10) == names[1::-1]
+    assert objects.listed == 2

@@ -209,3 +209,20 @@ def _answers(url: str) -> bool:
         return httpx.get(f"{url}/healthz").is_success
     except httpx.TransportError:
         return False
+
+
+def test_a_job_that_came_and_ended_between_two_looks_is_told_once(api: Api) -> None:
+    with listening(api) as heard:
+        assert next(heard)[0] == "reset"
+        job = api.create("a")
+        hand = Hand(api.context, job, 1)
+        hand.begin()
+        hand.part((0, "a", False))
+        hand.end()
+        hand.finish()
+        told = [named(heard, "batch")]
+        while told[-1]["status"] != "completed":
+            told.append(named(heard, "batch"))
+        assert {batch["id"] for batch in told} == {job}
+        api.create("b")
+        assert named(heard, "batch")["id"] != job
