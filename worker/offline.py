@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any, get_args
 import click
 import orjson
 
-from jobs import errors, places, plan, progress
+from jobs import errors, listing, places, plan, progress
 from jobs.model_settings import ModelSettings
 from jobs.records import Manifest
 from jobs.settings import Settings
-from worker.offline_job import OfflineJob, working_directory
+from worker.offline_job import OfflineJob, forget, working_directory
 
 ENGINES = get_args(ModelSettings.model_fields["engine"].annotation)
 
@@ -80,8 +79,7 @@ def run(
             manifest = _tidily(source, output, served, served_name, settings, option)
     except plan.InvalidInput as invalid:
         for found in invalid.errors[: progress.MOST_FAULTS]:
-            where = f"line {found.line}: " if found.line else ""
-            click.echo(f"longhaul: {source}: {where}{found.message} ({found.code})", err=True)
+            click.echo(f"longhaul: {source}: {listing.fault(found)}", err=True)
         if len(invalid.errors) > progress.MOST_FAULTS:
             click.echo(f"longhaul: {source}: and {len(invalid.errors) - progress.MOST_FAULTS} more", err=True)
         raise SystemExit(4) from None
@@ -113,7 +111,7 @@ def _tidily(
         return job.run(progress.view(as_json=False))
     except (errors.LonghaulError, OSError) as error:
         if not found and (job is None or not job.began):
-            shutil.rmtree(directory, ignore_errors=True)
+            forget(directory)
         if isinstance(error, errors.StoreUnreachable):
             advice = "Make room, or give another -o; the same command goes on from here."
             raise errors.LonghaulError(f"{directory}: {error.values['reason']}. {advice}") from error
@@ -138,7 +136,7 @@ def _summary(output: Path) -> dict[str, Any]:
 
 def _refuse_own_input(source: Path, output: Path) -> None:
     for written in places.of_job(output).values():
-        if written.resolve() == source.resolve():
+        if os.path.realpath(written) == os.path.realpath(source):
             raise click.UsageError(f"The run would write over its own input {source}. Give another -o.")
         if written.exists() and not written.is_file():  # it would be replaced: root can do that to /dev/null
             raise click.UsageError(f"{written} is no file. Give another -o.")
@@ -159,7 +157,7 @@ def _alone(directory: Path, overwrite: bool) -> Iterator[None]:
             raise _another(directory)
         try:
             if overwrite:
-                shutil.rmtree(directory, ignore_errors=True)
+                forget(directory)
             yield
         finally:
             path.unlink(missing_ok=True)

@@ -4,6 +4,8 @@ All of it lies in a directory beside the output: the plan, and a part every few 
 goes on from the finished parts.
 """
 
+import contextlib
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -80,7 +82,7 @@ class OfflineJob:
             try:
                 planned = self._planned()
             except plan.InvalidInput:
-                shutil.rmtree(self.directory)
+                forget(self.directory)
                 raise
             finished = self._finished()
             with view:
@@ -96,7 +98,7 @@ class OfflineJob:
 
     def _facts(self) -> dict[str, str]:
         """Return what makes this run another one when it changes."""
-        place, template = Path(self.model.source).expanduser(), self.model.chat_template
+        place, template = Path(os.path.expanduser(self.model.source)), self.model.chat_template
         source = str(place.resolve()) if place.exists() else self.model.source
         return {
             "input": offline_input.sha256(self.source),
@@ -115,7 +117,7 @@ class OfflineJob:
         if not changed:
             return JobRecord(**self._read(f"jobs/{known['job_id']}/job.json"))
         if self.store.size(_plan_key(known["job_id"])) is None:
-            shutil.rmtree(self.directory)
+            forget(self.directory)
             return None
         raise errors.Conflict(
             f"{self.directory} belongs to a run with another {' and '.join(changed)}. "
@@ -246,6 +248,15 @@ class _Sink:
 def working_directory(output: Path) -> Path:
     """Return where a run into `output` keeps its plan and parts."""
     return output.with_name(output.name + ".longhaul")
+
+
+def forget(directory: Path) -> None:
+    """Remove a working directory. Where this is killed, the next run finds all of it or nothing."""
+    removed = directory.with_name(directory.name + ".removed")
+    shutil.rmtree(removed, ignore_errors=True)  # of one that was killed
+    with contextlib.suppress(FileNotFoundError):
+        directory.rename(removed)
+        shutil.rmtree(removed)
 
 
 def _plan_key(job_id: str) -> str:

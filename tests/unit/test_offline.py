@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -463,3 +464,24 @@ def test_an_output_that_is_no_file_is_not_replaced(run: Running) -> None:
     done = run(line("a"))
     assert (done.exit_code, run.output.is_fifo()) == (2, True)
     assert "is no file" in done.output
+
+
+def test_a_removal_that_was_killed_halfway_leaves_nothing_half(
+    run: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(line("a"), line("b")).exit_code == 0
+    remove = shutil.rmtree
+
+    def killed(directory: Any, **options: Any) -> None:
+        if any(found := list(Path(directory).rglob("job.json"))):
+            found[0].unlink()
+            raise KeyboardInterrupt
+        remove(directory, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        assert run(options=("--overwrite",)).exit_code == 130
+    assert run().exit_code == 0
+    assert run.names() == ["a", "b"]
+    assert run(options=("--overwrite",)).exit_code == 0
+    assert {path.name for path in run.directory.iterdir() if path.is_dir()} == {run.work.name}
