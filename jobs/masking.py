@@ -19,6 +19,7 @@ _SECRET_HEADER = re.compile("auth|key|token|secret|password|cookie", re.IGNORECA
 URL_VARIABLES = (
     *("LONGHAUL_REDIS_URL", "LONGHAUL_STORE_URL", "LONGHAUL_S3_ENDPOINT_URL", "LONGHAUL_API_URL"),
     *("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
+    "HF_ENDPOINT",
     *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
 )
 """Variables whose URL may hold a password."""

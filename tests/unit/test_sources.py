@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from huggingface_hub import constants
 
-from jobs import cli, hub, model_files, sources
+from jobs import cli, hub, masking, model_files, sources
 from jobs.model_settings import ModelSettings
 from jobs.settings import Settings
 from tests.unit import hubs, planning
@@ -224,3 +224,14 @@ def test_commands_that_load_a_model_say_it_in_one_line(here: Path, no_network: s
 
 def test_a_cache_is_where_the_library_says(here: Path) -> None:
     assert hub.cache() == here / "hub"
+
+
+def test_the_password_in_the_address_of_a_hub_is_not_told(
+    here: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    _use(monkeypatch, url := f"http://user:topsecret@127.0.0.1:{free_port}")
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    masking.learn_environment()
+    said = refusal("a/b")
+    assert "cannot be reached" in said
+    assert "topsecret" not in said
