@@ -16,6 +16,9 @@ run: model ## run a batch of real prompts through the whole system, then stop it
 up: model ## start Redis, store, API and a worker; leave them running until Ctrl-C
 	@$(PY) -m jobs.cli up --model "SmolLM2-135M-Instruct=$$($(PY) -m worker.engine.smollm2)" $(ARGS)
 
+# Hundreds of processes would each compile the same modules anew.
+test test-all chaos: export PYTHONDONTWRITEBYTECODE =
+
 test: model ## the everyday tests, on real servers (ARGS="-k ledger")
 ifeq ($(ARGS),)
 	@infra/chromium
