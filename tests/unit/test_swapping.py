@@ -89,7 +89,9 @@ def test_two_models_that_always_have_work_alternate_in_long_turns() -> None:
     assert life.worked["a"] == pytest.approx(life.worked["b"], rel=0.02)
 
 
-@pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
+@pytest.mark.parametrize(
+    "share", [0.1, *(pytest.param(share, marks=pytest.mark.long) for share in (0.02, 0.5))]
+)
 def test_loading_takes_its_share_of_the_time_and_no_more(share: float) -> None:
     life = Life({"a": 20.0, "b": 20.0, "c": 20.0}, always(a=BACKLOG, b=BACKLOG, c=BACKLOG), share=share)
     life.run(100_000)

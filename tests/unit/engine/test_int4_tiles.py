@@ -34,7 +34,9 @@ def test_what_is_taken_for_the_product_is_what_the_stand_in_computes() -> None:
     assert tiles._fault(torch.device("cpu")) is None
 
 
-@pytest.mark.parametrize("group", [32, 64, 128, 256])
+@pytest.mark.parametrize(
+    "group", [32, 128, *(pytest.param(group, marks=pytest.mark.long) for group in (64, 256))]
+)
 @pytest.mark.parametrize("minimum", [False, True])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_few_and_many_rows_are_products_with_the_weight(group: int, minimum: bool, ordered: bool) -> None:

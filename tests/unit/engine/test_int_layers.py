@@ -56,7 +56,11 @@ def open_engine(subject: Any, tiny_loaded: loader.Loaded, **fields: Any) -> Any:
     return opening.over(loader.wrap(subject, tiny_loaded.tokenizer), config)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "gemma", "gpt_neox", "gemma2"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "qwen3", "gpt_neox", "gemma2"]
+    + [pytest.param(name, marks=pytest.mark.long) for name in ("qwen2", "mistral", "gemma")],
+)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_on_a_cpu_the_tokens_are_those_of_generate(name: str, bits: int, tiny_loaded: loader.Loaded) -> None:
     native_or_skip(torch.float32)

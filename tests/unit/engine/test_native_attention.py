@@ -175,6 +175,7 @@ def test_it_is_what_the_definition_says(tiny_loaded: loader.Loaded, kind: str, w
     check(tiny_loaded, kind, worth_a_part, summed)
 
 
+@pytest.mark.long
 @everything
 @with_and_without_parts
 def test_in_float32_it_is_the_same_up_to_rounding(
