@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from jobs import autoscale, autoscale_lines, errors, scaling, slots, values
+from jobs import autoscale, autoscale_lines, errors, hints, named_store, scaling, slots, values
 from jobs.ledger import Ledger
 from jobs.settings import Settings
 
@@ -135,10 +135,11 @@ def _settings() -> Settings:
     if not settings.models and settings.model != "none":
         raise errors.SettingsError(
             "LONGHAUL_MODELS is empty: there is nothing to scale. Of a running 'longhaul up' the settings are"
-            " in the file 'environment' of its --dir: set -a; . .longhaul/environment; set +a"
+            f" in the file 'environment' of its --dir: {hints.variables()}"
         )
     if settings.model is not None:
         _ = settings.served  # raises SettingsError for a model that is none of those
+    named_store.require()  # its workers have the variables of this process
     return settings
 
 

@@ -20,6 +20,7 @@ from jobs import (
     errors,
     key_commands,
     log,
+    named_store,
     queue_commands,
     report_command,
     retention_commands,
@@ -253,6 +254,7 @@ def recover_jobs() -> None:
     """
     from jobs import ledger, recover, store
 
+    named_store.require()
     configured = settings.Settings.load()
     for job_id in recover.recover(ledger.Ledger.connect(configured), store.open_store(configured)):
         click.echo(job_id)

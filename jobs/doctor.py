@@ -19,6 +19,7 @@ from jobs import (
     doctor_settings,
     doctor_store,
     errors,
+    hints,
     masking,
     terminal,
     values,
@@ -27,7 +28,6 @@ from jobs.doctor_findings import Area, Finding, Look
 from jobs.model_settings import ModelSettings
 from jobs.settings import CLIENT_VARIABLES, PREFIX, URL_VARIABLE, Settings
 
-_HERE = Path(".longhaul")
 _SECONDS = 30.0
 _MODEL_SECONDS = 120.0
 _MARKS = {"ok": "ok", "warning": "warning", "wrong": "WRONG", "unchecked": "not checked"}
@@ -159,7 +159,7 @@ def _environment(directory: Path | None) -> Iterator[Path | None]:
 
 
 def _lent(directory: Path | None) -> Path | None:
-    path = (directory or _HERE) / "environment"
+    path = (directory or hints.DIRECTORY) / hints.ENVIRONMENT
     told = any(name.startswith(PREFIX) and name not in CLIENT_VARIABLES for name in os.environ)
     if directory is None and (told or not path.is_file()):
         return None

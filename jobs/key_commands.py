@@ -1,6 +1,5 @@
 """`longhaul keys`: make, list and revoke API keys, in the store itself."""
 
-import os
 import shlex
 import time
 from collections.abc import Callable
@@ -12,11 +11,9 @@ import click
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from jobs import errors, settings, store, values
 from jobs import keys as keys_module
+from jobs import named_store, settings, store, values
 from jobs.store import ObjectStore
-
-_STORE_FIELDS = ("store_url", *(name for name in settings.Settings.model_fields if name.startswith("s3_")))
 
 
 def in_store(command: Callable[..., None]) -> Callable[..., None]:
@@ -78,7 +75,8 @@ def create(objects: ObjectStore, tenant: str, name: str) -> None:
         err=True,
     )
     if is_first:
-        click.echo(_first(objects, tenant), err=True)
+        directory = click.get_current_context().params["directory"]
+        click.echo(_first(objects, tenant, directory), err=True)
 
 
 @keys.command("list")
@@ -117,7 +115,7 @@ def revoke(objects: ObjectStore, key_id: str) -> None:
     click.echo(f"{record.id} of {record.tenant} revoked {_time(record.revoked_at)}")
 
 
-def _first(objects: ObjectStore, tenant: str) -> str:
+def _first(objects: ObjectStore, tenant: str, directory: Path | None) -> str:
     """Return what the first key of a store changes for whoever has used it without one."""
     nobodys = keys_module.DEFAULT_TENANT
     told = "longhaul: It is the first key: from now on every request needs one, and so does the page."
@@ -125,38 +123,19 @@ def _first(objects: ObjectStore, tenant: str) -> str:
     files = sum(1 for _ in objects.list(f"file-records/{nobodys}/"))
     if tenant == nobodys or not jobs + files:
         return told
+    same = f" --dir {shlex.quote(str(directory))}" if directory else ""
     made = " and ".join(filter(None, (values.counted(jobs, "job"), values.counted(files, "file"))))
     return (
         f"{told} {made} made without a key {'is' if jobs + files == 1 else 'are'} of the tenant '{nobodys}', "
-        f"which {tenant} does not see: 'longhaul keys create {nobodys}' makes a key that does."
+        f"which {tenant} does not see: 'longhaul keys create {nobodys}{same}' makes a key that does."
     )
 
 
 def opened(directory: Path | None) -> ObjectStore:
-    """Open the store of the 'longhaul up' that runs in a directory; None: that of the settings."""
-    from jobs import stack  # it imports boto3, a third of a second
-
-    # Without this, whoever forgets --dir makes keys in a store that no API reads.
-    here = stack.DEFAULT_DIRECTORY / stack.ENVIRONMENT
-    if directory is None and "LONGHAUL_STORE_URL" not in os.environ and here.exists():
-        raise click.UsageError(
-            f"A 'longhaul up' runs here. For its store say --dir {here.parent}; "
-            "for another one set LONGHAUL_STORE_URL."
-        )
-    overrides = _of_stack(directory / stack.ENVIRONMENT) if directory else {}
-    opened = store.open_store(settings.Settings.load(**overrides))
+    """Open the store of the 'longhaul up' that runs in a directory; None: that of the variables."""
+    opened = store.open_store(named_store.settings(directory))
     opened.check()
     return opened
-
-
-def _of_stack(path: Path) -> dict[str, str]:
-    """Return what tells the store, of the variables that a running stack leaves in its directory."""
-    try:
-        pairs = [word.partition("=") for word in shlex.split(path.read_text())]
-    except FileNotFoundError:
-        raise errors.SettingsError(f"There is no {path}: no 'longhaul up' runs there.") from None
-    found = {name.removeprefix(settings.PREFIX).lower(): value for name, _, value in pairs}
-    return {name: found[name] for name in _STORE_FIELDS if name in found}
 
 
 def _check(tenant: str, name: str) -> None:

@@ -3,7 +3,7 @@
 import click
 import orjson
 
-from jobs import commands, completion, settings, values
+from jobs import commands, completion, named_store, settings, values
 
 
 @click.command(short_help="Delete an ended job and its results.")
@@ -41,6 +41,7 @@ def sweep(dry_run: bool, as_json: bool) -> None:
     """
     from jobs import ledger_scripts, store, sweeper
 
+    named_store.require()
     configured = settings.Settings.load()
     client = ledger_scripts.connect(configured.redis_url)
     task = sweeper.Sweeper(configured, client, store.open_store(configured))

@@ -16,12 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
 
-from jobs import embedded, errors, ports, restarts, servers, stack_lines
+from jobs import embedded, errors, hints, ports, restarts, servers, stack_lines
 from jobs.model_settings import ModelSettings
 from jobs.settings import CLIENT_VARIABLES, PREFIX, URL_VARIABLE
 
-DEFAULT_DIRECTORY = Path(".longhaul")
-ENVIRONMENT = "environment"
+DEFAULT_DIRECTORY = hints.DIRECTORY
+ENVIRONMENT = hints.ENVIRONMENT
 PREFERRED_API_PORT = 8000
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -238,7 +238,7 @@ class Stack:
             "Redis": self.environment["LONGHAUL_REDIS_URL"],
             "store": f"{store} at {self.seaweedfs.endpoint_url} (SeaweedFS)" if self.seaweedfs else store,
             "data, logs": str(self.directory),
-            "variables": f"set -a; . {shlex.quote(str(self.directory / ENVIRONMENT))}; set +a",
+            "variables": hints.variables(self.directory),
         }
         return stack_lines.table(rows)
 

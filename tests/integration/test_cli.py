@@ -142,7 +142,10 @@ def test_recover_brings_back_what_redis_lost(
         assert (result.exit_code, result.stdout) == (0, printed)
 
 
-def test_recover_without_redis_names_the_setting(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recover_without_redis_names_the_setting(
+    free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONGHAUL_STORE_URL", f"file://{tmp_path}")
     monkeypatch.setenv("LONGHAUL_REDIS_URL", f"redis://127.0.0.1:{free_port}/0")
     result = CliRunner().invoke(cli.main, ["recover"])
     assert result.exit_code == 1

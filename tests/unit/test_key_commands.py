@@ -109,8 +109,35 @@ def test_dir_means_the_store_of_a_running_stack(
     forgotten = run("create", "one")
     assert forgotten.exit_code == 2
     assert "--dir .longhaul" in forgotten.stderr
-    assert run("create", "one", "--dir", ".longhaul").exit_code == 0
+    objects.put("job-index/default/batch_1", b"")
+    made = run("create", "one", "--dir", ".longhaul")
+    assert made.exit_code == 0
+    assert "'longhaul keys create default --dir .longhaul' makes a key that does" in made.stderr
     assert len(keys.listed(objects)) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        ("keys create one", "Say --dir of a running 'longhaul up', or set it."),
+        ("keys list", "Say --dir of a running 'longhaul up', or set it."),
+        ("keys revoke 01jx2k5m8q9r3t4v6w7y8z0abc", "Say --dir of a running 'longhaul up', or set it."),
+        ("recover", "set -a; . .longhaul/environment; set +a"),
+        ("sweep", "set -a; . .longhaul/environment; set +a"),
+        ("autoscale --cpus 1", "set -a; . .longhaul/environment; set +a"),
+    ],
+)
+def test_no_command_makes_a_store_that_no_server_uses(
+    command: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LONGHAUL_STORE_URL", raising=False)
+    models = {"LONGHAUL_MODELS": '{"m": {"source": "x", "engine": "echo"}}'}
+    result = CliRunner().invoke(cli.main, command.split(), env=models)
+    assert result.exit_code == 2
+    assert "LONGHAUL_STORE_URL is not set. " in result.stderr
+    assert advice in result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["create", "list", "revoke"])
