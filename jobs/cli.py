@@ -262,14 +262,15 @@ def recover_jobs() -> None:
 
 def _started(running: "stack.Stack", directory: Path) -> str:
     """Return what runs where, and what to type in another shell."""
-    from jobs import keys
+    from jobs import keys, slots
 
     lines = [running.describe(), "In another shell:", f"  export LONGHAUL_API_URL={running.api_url}"]
     if keys.listed(key_commands.opened(directory)):
         lines += [
             f"  export LONGHAUL_API_KEY=...   # 'longhaul keys create TENANT --dir {directory}' makes one"
         ]
-    lines += ["  longhaul submit prompts.jsonl --watch", "Ctrl-C stops everything."]
+    lines += ["  longhaul submit prompts.jsonl --watch"]
+    lines += [*running.others(directory, len(slots.gpus())), "Ctrl-C stops everything."]
     return "\n".join(lines)
 
 

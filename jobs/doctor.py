@@ -94,7 +94,7 @@ def _findings(
     if settings is None:
         for area in ("redis", "store", "machine"):
             yield Look(area).unchecked("all", "the settings cannot be read")
-        yield from doctor_findings.run([_server(session, named)])
+        yield from doctor_findings.run([_server(session, named, place)])
         return
     served = _served(settings, models)
     yield from doctor_findings.run(
@@ -102,7 +102,7 @@ def _findings(
             Area("settings", lambda: doctor_settings.check(settings), _SECONDS),
             Area("redis", lambda: doctor_redis.check(settings), _SECONDS),
             Area("store", lambda: doctor_store.check(settings), 2 * _SECONDS),
-            _server(session, named),
+            _server(session, named, place),
             Area("machine", lambda: doctor_machine.check(_MODEL_SECONDS, served), _MODEL_SECONDS + 5),
         ]
     )
@@ -124,10 +124,12 @@ def _readable() -> tuple[Settings | None, dict[str, str]]:
                 return None, faults
 
 
-def _server(session: commands.Session, named: bool) -> Area:
+def _server(session: commands.Session, named: bool, place: Path | None) -> Area:
     def check() -> Iterator[Finding]:
+        # Whoever names another server has not its variables there.
+        own = place.parent if place and session.url == os.environ.get(URL_VARIABLE) else None
         with session.connect(1.0, read_seconds=10.0, on_retry=lambda reason: None) as api:
-            yield from doctor_server.check(api, named, session.api_key)
+            yield from doctor_server.check(api, named, session.api_key, own)
 
     return Area("server", check, _SECONDS)
 

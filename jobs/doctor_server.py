@@ -1,11 +1,13 @@
 """Whether the API answers, knows the key, is of this version, and has workers for its models."""
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from jobs import client
+from jobs import client, hints
 from jobs.doctor_findings import Finding, Look
 
 _look = Look("server")
@@ -16,8 +18,15 @@ _KEY = "Set LONGHAUL_API_KEY; 'longhaul keys create TENANT' on the server's mach
 _BEHIND = "Redis or the store is away, or hangs: see above, and the server's log."
 
 
-def check(api: client.Client, named: bool, key: str | None = None) -> Iterator[Finding]:
-    """Look at a server; `named`: somebody said where it is, so it should be there; `key`: what it is sent."""
+def check(
+    api: client.Client, named: bool, key: str | None = None, directory: Path | None = None
+) -> Iterator[Finding]:
+    """Look at a server.
+
+    named       somebody said where it is, so it should be there
+    key         what it is sent
+    directory   that of the 'longhaul up' that it is of
+    """
     try:
         models = [str(model["id"]) for model in api.get("/v1/models")["data"]]
     except client.ServerBusy as error:
@@ -46,7 +55,7 @@ def check(api: client.Client, named: bool, key: str | None = None) -> Iterator[F
         yield _look.unchecked("workers", str(error).split("\n")[0], advice)
         return
     yield _version(told["api_version"])
-    yield from workers(told["data"], models)
+    yield from workers(told["data"], models, directory)
 
 
 def _busy(error: client.ServerBusy) -> Finding:
@@ -72,10 +81,13 @@ def _version(theirs: str) -> Finding:
     return _look.ok("version", f"{theirs}, as here")
 
 
-def workers(present: list[dict[str, Any]], models: list[str]) -> Iterator[Finding]:
-    """Judge the workers that reported of late, for these served models."""
+def workers(
+    present: list[dict[str, Any]], models: list[str], directory: Path | None = None
+) -> Iterator[Finding]:
+    """Judge the workers that reported of late, for these served models; `directory`: of a 'longhaul up'."""
     if not present:
-        advice = "Nothing runs: start one ('longhaul up', or 'celery -A worker worker')."
+        model = None if "LONGHAUL_MODEL" in os.environ else hints.any_of(len(models))
+        advice = f"Nothing runs; start one: {hints.worker(model, directory)}"
         yield _look.warning("workers", "there are none", advice)
         return
     states = Counter(str(worker["state"]) for worker in present)
@@ -83,7 +95,7 @@ def workers(present: list[dict[str, Any]], models: list[str]) -> Iterator[Findin
     yield _look.ok("workers", f"{len(present)}: {told}")
     run = {name for worker in present for name in (*worker["models"], worker["model"]) if name}
     if idle := [name for name in models if name not in run]:
-        advice = "Requests for it wait: start a worker with LONGHAUL_MODEL, or 'longhaul autoscale'."
+        advice = f"Its requests wait; start one: {hints.worker(','.join(idle), directory)}"
         yield _look.warning("models", f"no worker runs {', '.join(idle)}", advice)
     late = [str(worker["id"]) for worker in present if worker["age_seconds"] > _SILENT_SECONDS]
     if late:

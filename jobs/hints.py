@@ -1,7 +1,6 @@
 """What to type next, in the same words wherever a command says it."""
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 DIRECTORY = Path(".longhaul")
@@ -16,18 +15,26 @@ def variables(directory: Path = DIRECTORY) -> str:
     return f"set -a; . {shlex.quote(str(directory / ENVIRONMENT))}; set +a"
 
 
-def worker(directory: Path, models: Sequence[str], model: str | None = None) -> str:
-    """Return the line that starts a worker of the 'longhaul up' in a directory, which serves `models`.
+def worker(model: str | None = None, directory: Path | None = None) -> str:
+    """Return how to start a worker, to stand behind "start one: ".
 
-    model   its LONGHAUL_MODEL, if the file of the settings has one
+    model       its LONGHAUL_MODEL: where several are served, it must be told
+    directory   that of a running 'longhaul up'; None: whoever says this does not know where the server's
+                variables are
     """
-    # Without it, a worker would not know which of several to run.
-    several = "LONGHAUL_MODEL=all " if model is None and len(models) > 1 else ""
-    return f"{variables(directory)}; {several}{_WORKER}"
+    command = with_model(_WORKER, model)
+    if directory is not None:
+        return f"{variables(directory)}; {command}"
+    # The command comes first: a narrow terminal cuts the rest.
+    where = "on a GPU node with the server's LONGHAUL_ variables"
+    return f"'{command}' {where} (of a 'longhaul up': {variables()})"
 
 
-START_A_WORKER = (
-    f"start one on a GPU node, with the server's LONGHAUL_ variables: {_WORKER} "
-    f"(the variables of a 'longhaul up': {variables()})"
-)
-"""The same where nobody knows the directory, or there is none."""
+def with_model(command: str, model: str | None) -> str:
+    """Return a command with its LONGHAUL_MODEL before it."""
+    return f"LONGHAUL_MODEL={shlex.quote(model)} {command}" if model else command
+
+
+def any_of(served: int) -> str | None:
+    """Return the LONGHAUL_MODEL of a worker that runs all of so many models; of one it needs none."""
+    return "all" if served > 1 else None

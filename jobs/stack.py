@@ -242,6 +242,11 @@ class Stack:
         }
         return stack_lines.table(rows)
 
+    def others(self, directory: Path, gpus: int) -> list[str]:
+        """Return what to type for models that no worker runs; `directory`: this one, as its user calls it."""
+        run = stack_lines.chosen(self._worker_model, self._models) if self._worker_count else []
+        return stack_lines.others(run, self._models, directory, gpus)
+
     @property
     def _models(self) -> list[str]:
         return list(json.loads(self._variable("LONGHAUL_MODELS") or "{}"))

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from jobs import errors, values
+from jobs import errors, hints, values
 from jobs.client import Batch, Client
 
 SECONDS = 10.0
 """A job that has not moved for so long is asked about, and again after as long."""
+NOBODY = "no worker is there"
 
 
 class _View(BaseModel):
@@ -55,7 +56,7 @@ def why(batch: Batch, queue: QueueView) -> str | None:
             times = "once" if step.failures == 1 else f"{step.failures} times"
             return f"its step {step.unit!r} has failed {times} and is tried again: {step.reason}"
     if queue.workers == 0:
-        return "no worker is there"
+        return NOBODY
     if batch.status != "in_progress":
         return None
     return next(filter(None, (_missing(model) for model in queue.models if model.model == batch.model)), None)
@@ -68,11 +69,15 @@ def _missing(model: ModelView) -> str | None:
 
 
 def asked(client: Client, batch: Batch) -> str | None:
-    """Return why a job does not move; None also where the server does not say."""
+    """Return why a job does not move, and what to do; None also where the server does not say."""
     if batch.ended:
         return None
     try:
-        return why(batch, QueueView.model_validate(client.queue()))
+        queue = QueueView.model_validate(client.queue())
+        reason = why(batch, queue)
+        if reason != NOBODY:
+            return reason
+        return f"{reason}; start one: {hints.worker(hints.any_of(len(queue.models)))}"
     except (errors.LonghaulError, ValueError):
         return None
 

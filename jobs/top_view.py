@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from rich import console, table, text
 
-from jobs import columns, progress, values
+from jobs import columns, hints, progress, values
 from jobs.columns import Bar, Column
 from jobs.top_data import Row, Snapshot
 
@@ -180,7 +180,7 @@ def workers_table(workers: Sequence[dict[str, Any]] | None, width: int) -> Any:
     if workers is None:
         return text.Text("This server does not tell of its workers: it is older.", style="dim")
     if not workers:
-        return text.Text("No workers: nothing runs. 'longhaul up' starts one.", style="dim")
+        return text.Text(f"No workers: nothing runs. Start one: {hints.worker()}", style="dim")
 
     def numbers(title: str, shown: Callable[[Any], str], name: str, rank: int) -> Column:
         return Column(title, [shown(one[name]) for one in workers], rank=rank, number=True)

@@ -22,7 +22,7 @@ export class Queue {
     this.workers = new Table("All workers", WORKERS);
     this.sum = h("p", { class: "muted" });
     this.nobody = h("p", { class: "empty" }, "No worker is there. Start one: ",
-      h("code", {}, "celery -A worker worker"), " with the settings of this API, or ", h("code", {}, "longhaul up"), ".");
+      h("code", {}, "celery -A worker worker"), " on a GPU node with the server's LONGHAUL_ variables.");
     this.places = { models: h("div", {}, h("p", { class: "muted" }, "Loading…")), workers: h("div", {}) };
     main.replaceChildren(h("h1", { tabindex: "-1" }, "Queue and workers"),
       h("section", { "aria-labelledby": "queue-title" }, h("h2", { id: "queue-title" }, "Your requests"), this.places.models),

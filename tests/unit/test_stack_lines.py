@@ -92,7 +92,31 @@ def test_what_up_says_has_rows_of_a_terminals_width(tmp_path: Path) -> None:
     }
     told = lines.describe().replace(str(tmp_path), "/data").splitlines()
     assert all(len(line) <= 80 for line in told), told
-    assert "              nobody runs a or b: its requests wait ('longhaul autoscale')" in told
+    assert "              nobody runs a or b: its requests wait (see below)" in told
+
+
+@pytest.mark.parametrize(
+    ("model", "workers", "served", "gpus", "typed"),
+    [
+        ("all", 0, "a", 0, ["celery -A worker worker", "longhaul autoscale --cpus 2"]),
+        ("all", 0, "ab", 2, ["LONGHAUL_MODEL=all celery -A worker worker", "longhaul autoscale"]),
+        (
+            "a",
+            1,
+            "abc",
+            0,
+            ["LONGHAUL_MODEL=b,c celery -A worker worker", "LONGHAUL_MODEL=b,c longhaul autoscale --cpus 2"],
+        ),
+        ("all", 1, "ab", 0, []),
+    ],
+)
+def test_up_says_what_to_type_for_models_that_no_worker_runs(
+    model: str, workers: int, served: str, gpus: int, typed: list[str]
+) -> None:
+    run = stack_lines.chosen(model, list(served)) if workers else []
+    told = stack_lines.others(run, list(served), Path("a b"), gpus)
+    lines = [line for line in told if line.startswith("  ")]
+    assert lines == [f"  set -a; . 'a b/environment'; set +a; {command}" for command in typed]
 
 
 def test_up_refuses_a_model_that_cannot_be_had_before_it_starts_anything(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_it_fills_the_terminal_to_the_last_line_and_no_further() -> None:
 def test_nothing_there_says_what_to_do() -> None:
     empty = snapshot(0, 0, 0)
     lines = "\n".join(drawn(empty))
-    for words in ("longhaul submit", "set LONGHAUL_MODELS", "'longhaul up' starts one"):
+    for words in ("longhaul submit", "set LONGHAUL_MODELS", "Start one: 'celery -A worker worker'"):
         assert words in lines
     assert "older" in "\n".join(drawn(replace(empty, workers=None)))
 
