@@ -44,7 +44,7 @@ class RedisServer:
         """The URL of database 0."""
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def wait_ready(self, seconds: float = 30) -> None:
+    def wait_ready(self, seconds: float = servers.PATIENCE_SECONDS) -> None:
         """Wait until it answers PING (it does not while it loads its data)."""
         self.server.wait_ready(self._ready, seconds)
 
@@ -148,7 +148,7 @@ class SeaweedServer:
             ),
         )
 
-    def wait_ready(self, seconds: float = 60) -> None:
+    def wait_ready(self, seconds: float = servers.PATIENCE_SECONDS) -> None:
         """Wait until the bucket takes data."""
         self.server.wait_ready(self._ready, seconds)
 

@@ -25,6 +25,15 @@ os.execvp(program[0], program)
 """
 
 
+PATIENCE_SECONDS = 180.0
+"""How long a server may take to be ready: a busy machine is slow to start one."""
+TELL_SECONDS = 20.0
+
+
+def _on_standard_error(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 class ServerFailed(errors.LonghaulError):
     """{name} {reason}: {words} (its log: {log})"""
 
@@ -68,15 +77,38 @@ class Server:
         """Whether the process lives."""
         return self.process.poll() is None
 
-    def wait_ready(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Wait until `ready()`; raise ServerFailed when the process ends first or `seconds` pass."""
-        deadline = time.monotonic() + seconds
+    def wait_ready(
+        self,
+        ready: Callable[[], bool],
+        seconds: float = PATIENCE_SECONDS,
+        tell: Callable[[str], None] = _on_standard_error,
+    ) -> None:
+        """Wait until `ready()`; raise ServerFailed when the process ends first or `seconds` pass.
+
+        Somebody who waits for long is told once for what.
+        """
+        began, told = time.monotonic(), False
         while not ready():
+            waited = time.monotonic() - began
             if not self.running:
                 raise self.failed(f"ended at start with exit status {self.process.returncode}")
-            if time.monotonic() > deadline:
-                raise self.failed(f"is not ready after {seconds:.0f} s")
+            if waited > seconds:
+                raise self._late(seconds)
+            if not told and waited > TELL_SECONDS:
+                tell(
+                    f"Still waiting for {self.name} to be ready, {seconds:.0f} s in all; its log: {self.log}"
+                )
+                told = True
             time.sleep(0.05)
+
+    def _late(self, seconds: float) -> ServerFailed:
+        load, processors = os.getloadavg()[0], os.cpu_count() or 1
+        busy = f" This machine is busy: load {load:.1f} on {processors} CPUs." if load > processors else ""
+        output = self.output()
+        words = last_words.of(output) if output.strip() else "this start has logged nothing yet."
+        return ServerFailed(
+            name=self.name, reason=f"is not ready after {seconds:.0f} s", log=self.log, words=words + busy
+        )
 
     def failed(self, reason: str) -> ServerFailed:
         """Return the error for `reason`, with the last words of this process."""

@@ -109,7 +109,7 @@ class Stack:
             for _ in range(self._worker_count):
                 self.start_worker()
             for worker in self.workers:
-                worker.wait_ready(partial(_celery_ready, worker), 120)
+                worker.wait_ready(partial(_celery_ready, worker))
         except BaseException:
             self.stop()
             raise
@@ -142,7 +142,7 @@ class Stack:
             self._api_port = PREFERRED_API_PORT if free else ports.take()
         command = [sys.executable, "-m", "api"]
         self.api = self._spawn("API", [*command, "--port", str(self._api_port)], "api.log")
-        self.api.wait_ready(lambda: _answers(f"{self.api_url}/healthz"), 60)
+        self.api.wait_ready(lambda: _answers(f"{self.api_url}/healthz"))
 
     def start_worker(self, extra: Mapping[str, str] | None = None) -> servers.Server:
         """Start one more worker and return it without waiting for it."""

@@ -72,6 +72,20 @@ def test_a_server_that_never_answers_is_an_error(tmp_path: Path) -> None:
     assert not server.running
 
 
+def test_who_waits_for_long_is_told_for_what_and_at_the_end_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "TELL_SECONDS", 0.1)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1e6, 0.0, 0.0))
+    (tmp_path / "log").write_text("of the run before\n")
+    code = [sys.executable, "-c", "import time; time.sleep(60)"]
+    server, told = servers.Server("Thing", code, tmp_path / "log"), list[str]()
+    with pytest.raises(servers.ServerFailed, match=r"has logged nothing yet\. This machine is busy"):
+        server.wait_ready(lambda: False, 0.5, told.append)
+    server.stop()
+    assert told == [f"Still waiting for Thing to be ready, 0 s in all; its log: {tmp_path}/log"]
+
+
 def test_stop_kills_what_ignores_sigterm(tmp_path: Path) -> None:
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
     server = servers.Server("Thing", [sys.executable, "-c", deaf], tmp_path / "log", stop_seconds=0.2)
