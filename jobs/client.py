@@ -23,7 +23,7 @@ STATUS_HEADER = "Longhaul-Batch-Status"
 _FIRST_DELAY_SECONDS = 0.2
 _LONGEST_DELAY_SECONDS = 5.0
 _ADVICE = {
-    401: " Set --api-key or LONGHAUL_API_KEY.",
+    401: " Set --api-key or LONGHAUL_API_KEY; 'longhaul keys create TENANT' on its machine makes one.",
     404: " 'longhaul list' shows the jobs there are.",
 }
 _DOCTOR = " 'longhaul doctor' tells what is wrong."
@@ -262,8 +262,15 @@ class Client:
         if response.is_success:
             return response
         message = _message(response)
+        if _code(response) == errors.Unauthorized.code:  # the server's words are for who writes the header
+            message = self._unauthorized()
         response.close()
         raise ServerRefused(message, status=response.status_code)
+
+    def _unauthorized(self) -> str:
+        if "Authorization" in self._http.headers:
+            return f"{self.url} does not know this API key: it is mistyped, revoked or another server's."
+        return f"{self.url} asks for an API key, and none was given."
 
     def _json(self, response: httpx.Response) -> dict[str, Any]:
         try:

@@ -128,6 +128,18 @@ def test_odd_answer_becomes_one_clear_error(answer: httpx.Response, words: str) 
         Server(answer).client().batch("batch_1")
 
 
+@pytest.mark.parametrize(
+    ("key", "words"), [(None, "asks for an API key"), ("lh_a_b", "does not know this API key")]
+)
+def test_a_key_that_is_not_known_is_another_fault_than_none(key: str | None, words: str) -> None:
+    answer = httpx.Response(401, json=errors.Unauthorized().body())
+    api = client.Client("http://x", key, transport=httpx.MockTransport(lambda request: answer))
+    with api, pytest.raises(client.ServerRefused, match=words) as caught:
+        api.batch("batch_1")
+    assert "--api-key or LONGHAUL_API_KEY" in str(caught.value)
+    assert "Authorization" not in str(caught.value)
+
+
 @pytest.mark.parametrize("job_id", ["", "../files", "a/b", "a?b=c", "a%2f"])
 def test_id_that_would_change_the_path_is_refused(job_id: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="is not an id"):
