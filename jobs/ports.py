@@ -1,6 +1,7 @@
 """TCP ports of 127.0.0.1 for servers that are started here."""
 
 import fcntl
+import logging
 import os
 import random
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from jobs import errors
 
+_logger = logging.getLogger(__name__)
 _RANGE = range(10_000, 32_000)
 """Below those that the kernel gives to connections that go out."""
 _taken: set[int] = set()
@@ -64,7 +66,17 @@ def _locks() -> int | None:
     try:
         # Never closed: that would end all locks of this process.
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    except OSError:
+    except OSError as error:
+        _warn(path, error.strerror or str(error))
         return None
     found = os.fstat(file)
-    return file if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() else None
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid():
+        return file
+    os.close(file)
+    _warn(path, "it is no file of this user")
+    return None
+
+
+def _warn(path: Path, reason: str) -> None:
+    facts = {"path": str(path), "reason": reason}
+    _logger.warning("ports are not locked: another process may take the same", extra=facts)

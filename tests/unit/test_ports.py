@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,10 +68,14 @@ def test_what_one_process_has_been_given_no_other_is_until_it_ends(few: range) -
 
 @pytest.mark.parametrize("squat", ["link", "directory", "pipe"])
 def test_what_others_put_in_the_place_of_the_locks_keeps_nobody_from_a_port(
-    squat: str, few: range, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    squat: str,
+    few: range,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(ports, "_locks", ports._locks.__wrapped__)
+    monkeypatch.setattr(ports, "_locks", cache(ports._locks.__wrapped__))
     place, other = tmp_path / f"longhaul-ports-{os.getuid()}", tmp_path / "other"
     if squat == "link":
         place.symlink_to(other)
@@ -78,5 +83,7 @@ def test_what_others_put_in_the_place_of_the_locks_keeps_nobody_from_a_port(
         os.mkfifo(place)
     else:
         place.mkdir()
-    assert ports.take() in few
+    assert {ports.take(), ports.take()} < set(few)
     assert not other.exists()
+    (said,) = caplog.records
+    assert said.__dict__["path"] == str(place)
