@@ -106,7 +106,7 @@ class Making:
     def alone(self) -> Iterator[None]:
         """Hold the directory for this run."""
         known = (self._work / "lock").exists() or self._options.overwrite
-        if not known and self.directory.exists() and any(self.directory.iterdir()):
+        if not known and self._has_files():
             raise NotADataset(directory=self.directory, work=self._work)
         self._work.mkdir(parents=True, exist_ok=True)
         with (self._work / "lock").open("w") as lock:
@@ -114,7 +114,19 @@ class Making:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise Busy(directory=self.directory) from None
-            yield
+            try:
+                yield
+            finally:
+                self._tidy()
+
+    def _has_files(self) -> bool:
+        return self.directory.exists() and any(self.directory.iterdir())
+
+    def _tidy(self) -> None:
+        """Leave no working directory of a run that has made nothing: one with a wrong model, say."""
+        if not self._has_files() and [path.name for path in self._work.iterdir()] == ["lock"]:
+            (self._work / "lock").unlink()
+            self._work.rmdir()
 
     def check_recipes(self) -> None:
         """Raise recipe.RecipeChanged if the directory is of another recipe. A preview need not ask."""

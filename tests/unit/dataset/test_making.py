@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs import errors
 from jobs.dataset import making, recipe, report, steps
 from jobs.dataset.input import input_errors, source
 from tests.unit.dataset import backends
@@ -164,6 +165,22 @@ def test_a_directory_with_something_else_in_it_is_left_alone(make: Maker) -> Non
     (make.directory / "thesis.doc").touch()
     with pytest.raises(making.NotADataset):
         make(texts("a"), "{{ text }}")
+
+
+def test_a_run_that_makes_nothing_leaves_nothing(make: Maker) -> None:
+    make(texts("a"), "{{ text }}")
+    other = Maker(make.directory.with_name("other"))
+    before = set(make.directory.parent.iterdir())
+    made = making.Making(
+        source.open_source(texts("a")),
+        steps.pipeline([{"generate": {"prompt": "{{ text }}"}}], "test"),
+        backends.Answering(),
+        other.directory,
+        report.Silent(),
+    )
+    with pytest.raises(errors.NotFound), made.alone():
+        raise errors.NotFound(what="model", id="m")
+    assert set(make.directory.parent.iterdir()) == before
 
 
 def test_two_runs_into_one_directory_are_refused(make: Maker) -> None:
