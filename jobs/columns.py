@@ -9,6 +9,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.style import Style
 
+NARROW = 72
+"""Below this width an id has no room beside a state and counts."""
+_INDENT = "  "
 _ROOMY = 80
 """From this width on two columns have two spaces between them, else one."""
 _LEAST_WORDS = 6
@@ -58,6 +61,27 @@ class Column:
         return self.width if self.number or self.whole else min(self.width, _LEAST_WORDS)
 
 
+class Headed:
+    """A table each of whose rows has a line of its own above it: what has no room beside the others."""
+
+    def __init__(self, heads: Sequence[str], made: table.Table) -> None:
+        self._heads, self._made = heads, made
+        self.row_count = 2 * len(heads)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        inner = options.update(width=max(1, options.max_width - len(_INDENT)))
+        title, *rows = console.render_lines(self._made, inner, pad=False)
+        yield from _indented(title)
+        for head, row in zip(self._heads, rows, strict=True):
+            yield text.Text(head, no_wrap=True, overflow="ellipsis")
+            yield from _indented(row)
+
+
+def headed(heads: Sequence[str], columns: Sequence[Column], width: int) -> Headed:
+    """Return a table of the columns, each row of it below its head; only a head that is too long is cut."""
+    return Headed(heads, fitted(columns, max(1, width - len(_INDENT))))
+
+
 def fitted(columns: Sequence[Column], width: int | None) -> table.Table:
     """Return a table of the columns that are no wider together than `width` (None: all of each)."""
     widths = [one.width for one in columns]
@@ -74,7 +98,7 @@ def fitted(columns: Sequence[Column], width: int | None) -> table.Table:
     return made
 
 
-def lines(made: table.Table, printer: Console) -> list[str]:
+def lines(made: table.Table | Headed, printer: Console) -> list[str]:
     """Return a table as lines, each without the spaces at its end."""
     with printer.capture() as caught:
         printer.print(made)
@@ -92,6 +116,12 @@ def facts(parts: Sequence[str], width: int, between: str) -> str:
     while len(kept) > 1 and cells.cell_len(between.join(kept)) > width:
         kept.pop()
     return between.join(kept)
+
+
+def _indented(line: Sequence[Segment]) -> RenderResult:
+    yield Segment(_INDENT)
+    yield from line
+    yield Segment.line()
 
 
 def _kept(columns: Sequence[Column], width: int) -> list[Column]:

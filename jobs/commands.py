@@ -15,6 +15,7 @@ from jobs import (
     download,
     listing,
     masking,
+    overall,
     places,
     progress,
     schema,
@@ -122,7 +123,8 @@ def submit(
     if priority:
         body["priority"] = priority
     with submission.opened(file) as stream, session.connect() as api:
-        body["endpoint"] = endpoint or submission.first_url(stream) or schema.ENDPOINTS[0]
+        url = submission.first_url(file, stream)
+        body["endpoint"] = endpoint or url or schema.ENDPOINTS[0]
         body["input_file_id"] = submission.upload(api, file, stream, once=idempotency_key is not None)
         try:
             batch = api.create(body, idempotency_key or str(uuid.uuid4()))
@@ -150,9 +152,9 @@ def status(session: Session, job_id: str) -> None:
     """
     with session.connect() as api:
         batch = api.batch(job_id)
-        reason = None if session.as_json else standstill.asked(api, batch)
+        reason = None if session.as_json else standstill.now(api, batch)
     if reason:
-        click.echo(values.printable(f"{batch.id} may have to wait: {reason}"), err=True)
+        click.echo(values.printable(f"{batch.id} waits: {reason}"), err=True)
     _report(session, batch)
 
 
@@ -236,7 +238,7 @@ def list_jobs(session: Session, limit: int, after: str | None) -> None:
     """List jobs, newest first: id, state, requests done and failed, when it was created, model.
 
     Below one whose input was refused stands why. Programs read --json: the columns are for people, and a
-    narrow terminal has fewer of them.
+    narrow terminal has fewer of them, below the id.
 
     \b
     longhaul list --limit 100
@@ -287,8 +289,10 @@ def summary(batch: client.Batch, *written: str) -> str:
     """Return a job in a few lines of words, with the files that were written."""
     counts, usage = batch.request_counts, batch.usage
     faults = batch.errors.data if batch.errors else []
+    missing = overall.never_ran(batch)
+    never = f", {missing:,} never ran" if missing else ""
     what = (
-        f"{counts.completed:,} completed, {counts.failed:,} failed of {counts.total:,}; "
+        f"{counts.completed:,} completed, {counts.failed:,} failed of {counts.total:,}{never}; "
         f"{usage.input_tokens:,} input and {usage.output_tokens:,} output tokens"
     )
     if faults and not counts.total:

@@ -52,7 +52,7 @@ class Merge:
                 kept += self._never_ran(scratch)
             elif found != total:
                 raise RowsMissing(f"{self.record.id}: {found} of {total} rows have a result")
-            files = self._write(scratch)
+            files, summary = self._write(scratch)
         return Manifest(
             job_id=self.record.id,
             state=self.state,
@@ -64,6 +64,8 @@ class Merge:
             usage=self.summary.usage,
             files=files,
             parts=[asdict(entry) for entry in kept],
+            running_seconds=summary["running_seconds"],
+            tokens_per_second=summary["tokens_per_second"],
         )
 
     def _never_ran(self, scratch: Scratch) -> list[PartEntry]:
@@ -111,7 +113,8 @@ class Merge:
                 ).rowcount
                 yield custom_id if fresh else None
 
-    def _write(self, scratch: Scratch) -> dict[str, dict[str, Any]]:
+    def _write(self, scratch: Scratch) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+        """Write the files; return them by kind, and the summary."""
         rows = scratch.db.execute("SELECT answered, failed, line, metrics, usage FROM rows ORDER BY row")
         with ExitStack() as stack:
             files = _Files(self.store, self.directory, stack)
@@ -126,10 +129,11 @@ class Merge:
             shared = prefixes.load(self.store, self.record.id)
             summary["prefixes"] = None if shared is None else orjson.loads(shared)
             files.write("summary", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
-        return {
+        made = {
             kind: {"id": ids.result_file_id(self.record.id, kind), "key": files.key(kind), "bytes": size}
             for kind, size in files.sizes.items()
         }
+        return made, summary
 
 
 class _Files:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from rich import cells, console
 
@@ -15,21 +16,23 @@ UNLIMITED = 100_000
 
 def lines(batches: Sequence[Batch], width: int | None, printer: console.Console) -> list[str]:
     """Return the lines that list jobs; where the width is None all of each."""
-    table = columns.fitted(
-        [
-            Column("JOB", [one.id for one in batches], whole=True),
-            Column("STATE", [one.status for one in batches], rank=1),
-            Column("DONE", [_done(one) for one in batches], rank=2, number=True),
-            Column("FAILED", [_failed(one) for one in batches], rank=3, number=True),
-            Column("CREATED", [_when(one.created_at) for one in batches], rank=4, number=True),
-            Column("MODEL", [values.printable(one.model or "-") for one in batches], rank=5),
-        ],
-        width,
-    )
+    names = [one.id for one in batches]
+    facts = [
+        Column("STATE", [one.status for one in batches], rank=1, whole=True),
+        Column("DONE", [_done(one) for one in batches], number=True),
+        Column("FAILED", [_failed(one) for one in batches], rank=3, number=True),
+        Column("CREATED", [_when(one.created_at) for one in batches], rank=4, number=True),
+        Column("MODEL", [values.printable(one.model or "-") for one in batches], rank=5),
+    ]
+    table: Any
+    if narrow := width is not None and width < columns.NARROW:
+        table = columns.headed(names, facts, width)
+    else:
+        table = columns.fitted([Column("JOB", names, whole=True), *facts], width)
     head, *rows = columns.lines(table, printer)
-    made = [head]
-    for row, batch in zip(rows, batches, strict=True):
-        made += [row, *_why(batch, width or UNLIMITED)]
+    made, each = [head], 2 if narrow else 1
+    for place, batch in enumerate(batches):
+        made += [*rows[place * each : (place + 1) * each], *_why(batch, width or UNLIMITED)]
     return made
 
 

@@ -1,5 +1,6 @@
 """How a running job is shown: a bar on a terminal, plain lines elsewhere, JSON for programs."""
 
+import math
 import sys
 import time
 from collections import deque
@@ -9,7 +10,7 @@ from typing import Protocol, Self
 import click
 from rich import console, progress
 
-from jobs import eta, terminal, values
+from jobs import eta, overall, terminal, values
 from jobs.client import Batch, Client
 from jobs.standstill import Standstill
 
@@ -25,6 +26,8 @@ class Pace:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int, int]] = deque()
         self._looks: list[eta.Look] = []
+        self.stands = False
+        """Whether it is known that nothing runs: then there is no telling how long."""
 
     def add(self, at: float, done: int, tokens: int, failed: int = 0) -> None:
         """Note a count of requests, those of them that failed, and of tokens at a time (seconds)."""
@@ -43,7 +46,7 @@ class Pace:
 
     def eta_seconds(self, left: int) -> float | None:
         """Return how long `left` requests take, or None while too little is known."""
-        if not self._looks:
+        if self.stands or not self._looks:
             return None
         _, completed, failed = self._looks[-1]
         return eta.seconds_left(self._looks, completed + failed + left)
@@ -171,10 +174,12 @@ def watch(
             # What is refused while planning says nothing of how fast requests run.
             if batch.status != "validating":
                 pace.add(now, batch.done, batch.usage.output_tokens, batch.request_counts.failed)
+            reason = None if batch.ended else standstill.look(batch, now)
+            pace.stands = standstill.stands
             shown.show(batch, pace, now)
             if batch.ended:
                 return batch
-            if reason := standstill.look(batch, now):
+            if reason:
                 shown.note(f"{batch.id} waits: {reason}")
             sleep(poll_seconds)
 
@@ -187,8 +192,11 @@ def facts(batch: Batch, pace: Pace) -> str:
     parts = [f"{batch.done:,}/{counts.total:,}"]
     if counts.failed:
         parts.append(f"{counts.failed:,} failed")
-    if pace.tokens_per_second:
-        parts.append(f"{pace.tokens_per_second:,.0f} output tokens/s")
+    if missing := overall.never_ran(batch):
+        parts.append(f"{missing:,} never ran")
+    rate = overall.speed(batch, math.inf).tokens_per_second if batch.ended else pace.tokens_per_second
+    if rate:
+        parts.append(f"{values.rate(rate)} output tokens/s")
     left = pace.eta_seconds(counts.total - batch.done)
     if left is not None and batch.status == "in_progress" and batch.done < counts.total:
         parts.append(f"eta {span(left)}")

@@ -136,6 +136,9 @@ class Manifest(Record):
     """kind (output, errors, metrics, summary) -> {id, key, bytes}; a kind with no line is absent."""
     errors: list[dict[str, Any]] = field(default_factory=list)
     parts: list[dict[str, Any]] = field(default_factory=list)
+    running_seconds: float | None = None
+    """As in its summary, like `tokens_per_second`. Earlier versions wrote neither."""
+    tokens_per_second: float | None = None
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:

@@ -89,6 +89,9 @@ class Batch(Wire):
     cancelled_at: int | None = None
     request_counts: RequestCounts = RequestCounts()
     usage: Usage = Usage()
+    running_seconds: float | None = None
+    """Longhaul's own, as is `tokens_per_second`: those of the summary, once the batch has ended."""
+    tokens_per_second: float | None = None
     metadata: dict[str, str] | None = None
 
 

@@ -10,6 +10,8 @@ from jobs.client import Batch, Client
 
 SECONDS = 10.0
 """A job that has not moved for so long is asked about, and again after as long."""
+_SOON_SECONDS = 2.0
+"""One of which no request has ended is asked about sooner: a model is loaded, or nobody is there."""
 NOBODY = "no worker is there"
 
 
@@ -82,28 +84,43 @@ def asked(client: Client, batch: Batch) -> str | None:
         return None
 
 
-def beginning(client: Client, batch: Batch) -> str | None:
-    """Return what a job of which no request has ended waits for, where nothing is wrong."""
-    if batch.ended or batch.done:
+def now(client: Client, batch: Batch) -> str | None:
+    """Return why a job does not move, or that a worker is only loading its model."""
+    return asked(client, batch) or beginning(client, batch, late=False)
+
+
+def beginning(client: Client, batch: Batch, late: bool = True) -> str | None:
+    """Return what a job waits for where nothing is wrong: its model; `late` also the first request's end."""
+    if batch.ended:
         return None
     try:
         workers = [WorkerView.model_validate(one) for one in client.get("/v1/workers")["data"]]
     except (errors.LonghaulError, ValueError, KeyError):
         return None
-    return begins(batch, workers)
+    return (begins if late and not batch.done else loading)(batch, workers)
 
 
 def begins(batch: Batch, workers: Sequence[WorkerView]) -> str | None:
     """Return how far its workers are: they load the model, or run the first requests."""
-    own = [one for one in workers if batch.model is None or batch.model in one.models]
-    states = {one.state for one in own}
-    if "loading" in states and "serving" not in states:
-        model = batch.model or "its model"
-        return f"a worker loads {model}, a minute or more on the first run, as kernels are compiled"
-    running = sum(one.running for one in own)
+    if said := loading(batch, workers):
+        return said
+    running = sum(one.running for one in _own(batch, workers))
     if batch.status != "in_progress" or not running:
         return None
     return f"{values.counted(running, 'request')} in work, of which the first has not ended"
+
+
+def loading(batch: Batch, workers: Sequence[WorkerView]) -> str | None:
+    """Return that a worker is loading a job's model, if none has done so."""
+    states = {one.state for one in _own(batch, workers)}
+    if batch.ended or "loading" not in states or "serving" in states:
+        return None
+    model = f"the model {batch.model}" if batch.model else "the model"
+    return f"a worker is loading {model}, a minute or more on the first run, as kernels are compiled"
+
+
+def _own(batch: Batch, workers: Sequence[WorkerView]) -> list[WorkerView]:
+    return [one for one in workers if batch.model is None or batch.model in one.models]
 
 
 class Standstill:
@@ -112,18 +129,27 @@ class Standstill:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._seen: tuple[str, int] | None = None
-        self._look_at = 0.0
+        self._late_at = self._look_at = 0.0
         self._told: str | None = None
+
+    @property
+    def stands(self) -> bool:
+        """Whether there was a reason at the last look."""
+        return self._told is not None
 
     def look(self, batch: Batch, now: float) -> str | None:
         """Return what is to be told now."""
         seen = (batch.status, batch.done)
         if seen != self._seen:
-            self._seen, self._look_at, self._told = seen, now + SECONDS, None
+            if batch.done:
+                self._told = None
+            self._seen, self._late_at = seen, now + SECONDS
+            self._look_at = self._late_at if batch.done else now + _SOON_SECONDS
         if now < self._look_at:
             return None
-        self._look_at = now + SECONDS
-        reason = asked(self._client, batch) or beginning(self._client, batch)
+        late = now >= self._late_at
+        self._look_at = now + SECONDS if late else self._late_at
+        reason = asked(self._client, batch) or beginning(self._client, batch, late)
         # How often a step has failed is no other reason.
         kind = reason and re.sub(r"failed (once|\d+ times)", "failed", reason)
         new = reason if kind != self._told else None

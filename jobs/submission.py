@@ -8,17 +8,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
-import orjson
-
-from jobs import client, errors, schema
+from jobs import client, errors, lines, schema
 
 _FIRST_LINE_BYTES = 10_000_000
 
 
 @contextlib.contextmanager
-def opened(file: str) -> Iterator[IO[bytes]]:
+def opened(file: str) -> Iterator[BinaryIO]:
     """Open a file ('-': a seekable copy of standard input); raise InvalidRequest if it is empty."""
     with _standard_input() if file == "-" else _regular(Path(file)) as stream:
         if stream.seek(0, os.SEEK_END) == 0:
@@ -27,17 +25,27 @@ def opened(file: str) -> Iterator[IO[bytes]]:
         yield stream
 
 
-def first_url(stream: IO[bytes]) -> str | None:
-    """Return the url of the first request where it names an endpoint; the server judges all lines later."""
+def first_url(file: str, stream: BinaryIO) -> str | None:
+    """Return the url of the first request where it names an endpoint.
+
+    Raises InvalidRequest when its line is no JSON object: the file is another than was meant. The server
+    judges all else, later.
+    """
     stream.seek(0)
-    line = stream.readline(_FIRST_LINE_BYTES).removeprefix(b"\xef\xbb\xbf")
-    with contextlib.suppress(orjson.JSONDecodeError, TypeError, KeyError):
-        url = orjson.loads(line)["url"]
-        return url if url in schema.ENDPOINTS else None
-    return None
+    line = next(lines.read(stream, _FIRST_LINE_BYTES), None)
+    if line is None or line.data is None:
+        return None
+    try:
+        request, _ = lines.parse(line.data)
+    except ValueError:
+        raise _no_request(file, line.number, "JSON") from None
+    if not isinstance(request, dict):
+        raise _no_request(file, line.number, "a JSON object")
+    url = request.get("url")
+    return url if url in schema.ENDPOINTS else None
 
 
-def upload(api: client.Client, file: str, stream: IO[bytes], once: bool) -> str:
+def upload(api: client.Client, file: str, stream: BinaryIO, once: bool) -> str:
     """Upload the stream and return the file's id.
 
     With `once`, a file of the same content that was uploaded this way before is used again: one
@@ -54,19 +62,25 @@ def upload(api: client.Client, file: str, stream: IO[bytes], once: bool) -> str:
     return api.uploaded(name, stream.tell()) or api.upload(name, stream)
 
 
+def _no_request(file: str, number: int, what: str) -> errors.InvalidRequest:
+    name = "standard input" if file == "-" else Path(file).name
+    advice = "FILE has one request a line, as in examples/prompts.jsonl (README)."
+    return errors.InvalidRequest(f"{name}: line {number} is not {what}. {advice}")
+
+
 def _name(file: str) -> str:
     return "stdin.jsonl" if file == "-" else Path(file).name
 
 
 @contextlib.contextmanager
-def _standard_input() -> Iterator[IO[bytes]]:
+def _standard_input() -> Iterator[BinaryIO]:
     with tempfile.TemporaryFile() as copy:
         shutil.copyfileobj(sys.stdin.buffer, copy)
         yield copy
 
 
 @contextlib.contextmanager
-def _regular(path: Path) -> Iterator[IO[bytes]]:
+def _regular(path: Path) -> Iterator[BinaryIO]:
     try:
         with path.open("rb") as stream:
             yield stream

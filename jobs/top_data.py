@@ -5,14 +5,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jobs import client, eta, progress, standstill
-
-_ENDS = ("completed_at", "failed_at", "expired_at", "cancelled_at")
+from jobs import client, eta, overall, progress, standstill
 
 
 @dataclass(frozen=True)
 class Row:
-    """A job and how fast it goes: over the last minute, or since it began where that is not known yet."""
+    """A job and how fast it goes: over the last minute, or since it began where that is not known yet.
+
+    Of one that has ended, how fast it was as a whole.
+    """
 
     id: str
     status: str
@@ -23,6 +24,7 @@ class Row:
     requests_per_second: float
     output_tokens_per_second: float
     seconds_left: float | None
+    """None also while nothing runs it."""
     standstill: str | None = None
     """Why it does not move, as far as the queue tells."""
 
@@ -59,7 +61,12 @@ class Reader:
         shown = batches[:most_jobs]
         self._paces = {one.id: self._paces.get(one.id) or progress.Pace() for one in shown}
         view = standstill.QueueView.model_validate(queue)
-        rows = [self._row(one, now, standstill.why(one, view)) for one in shown]
+        there = [standstill.WorkerView.model_validate(one) for one in workers or ()]
+        rows = []
+        for one in shown:
+            why = standstill.why(one, view)
+            stands = bool(why or workers == [] or standstill.loading(one, there))
+            rows.append(self._row(one, now, why, stands))
         return Snapshot(now, rows, len(batches) > most_jobs, queue, workers, after)
 
     def _workers(self) -> list[dict[str, Any]] | None:
@@ -70,16 +77,12 @@ class Reader:
                 raise
             return None
 
-    def _row(self, batch: client.Batch, now: float, why: str | None) -> Row:
+    def _row(self, batch: client.Batch, now: float, why: str | None, stands: bool) -> Row:
         pace, counts = self._paces[batch.id], batch.request_counts
         if batch.status == "in_progress":
             pace.add(now, batch.done, batch.usage.output_tokens, counts.failed)
-        seconds = _seconds(batch, now)
-        rate = pace.requests_per_second or batch.done / seconds
-        tokens = pace.tokens_per_second or batch.usage.output_tokens / seconds
-        left = pace.eta_seconds(counts.total - batch.done)
-        if left is None:
-            left = eta.since_start(eta.Look(seconds, counts.completed, counts.failed), counts.total)
+        rate, tokens = self._speed(batch, now, stands)
+        left = None if stands or batch.status != "in_progress" else _left(batch, pace, now)
         return Row(
             batch.id,
             batch.status,
@@ -89,15 +92,24 @@ class Reader:
             counts.failed,
             round(rate, 3),
             round(tokens, 3),
-            round(left, 1) if left is not None and batch.status == "in_progress" else None,
+            None if left is None else round(left, 1),
             why,
         )
 
+    def _speed(self, batch: client.Batch, now: float, stands: bool) -> overall.Speed:
+        pace, whole = self._paces[batch.id], overall.speed(batch, now)
+        if batch.ended:
+            return whole
+        requests, tokens = pace.requests_per_second, pace.tokens_per_second
+        if stands:
+            return overall.Speed(requests, tokens)
+        return overall.Speed(requests or whole.requests_per_second, tokens or whole.tokens_per_second)
 
-def _seconds(batch: client.Batch, now: float) -> float:
-    """Return how long a job has run, or did: at least a second, which is what its times are counted in."""
-    began = getattr(batch, "in_progress_at", None)
-    if began is None:
-        return float("inf")
-    ended = next((at for name in _ENDS if (at := getattr(batch, name, None))), now)
-    return max(1.0, float(ended) - float(began))
+
+def _left(batch: client.Batch, pace: progress.Pace, now: float) -> float | None:
+    counts = batch.request_counts
+    left = pace.eta_seconds(counts.total - batch.done)
+    if left is not None:
+        return left
+    look = eta.Look(overall.seconds(batch, now), counts.completed, counts.failed)
+    return eta.since_start(look, counts.total)

@@ -111,20 +111,22 @@ def show(feed: Feed, url: str) -> None:
             for key in read():
                 if key == "quit":
                     return
-                view = turned(view, key, snapshot, size.height)
+                view = turned(view, key, snapshot, (size.width, size.height))
             shown.rest()
     raise feed.failed
 
 
-def turned(view: top_view.View, key: str, snapshot: top_data.Snapshot | None, lines: int) -> top_view.View:
-    """Return the view after a key."""
+def turned(
+    view: top_view.View, key: str, snapshot: top_data.Snapshot | None, size: tuple[int, int]
+) -> top_view.View:
+    """Return the view after a key, on a terminal of `size` (columns, lines)."""
     if key == "next":
         return top_view.focused(view)
     if snapshot is None:
         return view
-    page = getattr(top_view.heights(snapshot, lines), view.focus)
+    page = getattr(top_view.heights(snapshot, size), view.focus)
     by = {"up": -1, "down": 1, "page": page, "back": -page, "top": -(10**9)}[key]
-    return top_view.scrolled(view, by, snapshot, lines)
+    return top_view.scrolled(view, by, snapshot, size)
 
 
 def _picture(

@@ -27,8 +27,8 @@ _STYLES = {
     "retiring": "yellow",
     "draining": "yellow",
 }
-_WIDE, _NARROW = 120, 60
-_ID_LETTERS, _TIME_LETTERS = 16, 10
+_WIDE = 120
+_LOW = 10
 
 
 @dataclass(frozen=True)
@@ -47,24 +47,29 @@ class View:
 
 @dataclass(frozen=True)
 class Heights:
-    """How many lines of each list there is room for."""
+    """How many jobs, models and workers there is room for."""
 
     jobs: int
     queue: int
     workers: int
 
 
-def heights(snapshot: Snapshot, lines: int) -> Heights:
-    """Divide the lines of a terminal: workers and queue get what they need up to a share, jobs the rest."""
-    room = max(3, lines - 7)  # a head, three titles, two gaps, a foot
+def heights(snapshot: Snapshot, size: tuple[int, int]) -> Heights:
+    """Divide a terminal (columns, lines): workers and queue get what they need up to a share, jobs the rest.
+
+    A low one has no gaps between the lists.
+    """
+    width, lines = size
+    room = max(3, lines - 5 - 2 * _gap(lines))  # a head, three titles, a foot
     workers = min(max(1, len(snapshot.workers or ())), max(1, room // 3))
     queue = min(max(1, len(snapshot.queue["models"])), max(1, room // 4))
-    return Heights(max(1, room - workers - queue), queue, workers)
+    each = 2 if width < columns.NARROW else 1
+    return Heights(max(1, (room - workers - queue) // each), queue, workers)
 
 
-def scrolled(view: View, by: int, snapshot: Snapshot, lines: int) -> View:
+def scrolled(view: View, by: int, snapshot: Snapshot, size: tuple[int, int]) -> View:
     """Move the list in focus by so many lines; there is no moving past its end."""
-    room = heights(snapshot, lines)
+    room = heights(snapshot, size)
     if view.focus == "jobs":
         if by < 0:
             return replace(view, above=view.above[:by])
@@ -93,7 +98,7 @@ def focused(view: View) -> View:
 def screen(snapshot: Snapshot, view: View, url: str, problem: str | None, size: tuple[int, int]) -> Any:
     """Return all that is drawn on a terminal of `size` (columns, lines)."""
     width, lines = size
-    room = heights(snapshot, lines)
+    room = heights(snapshot, size)
     rows = page(snapshot, view) or snapshot.jobs  # those of before, until the server has answered
     jobs = jobs_table(rows[: room.jobs], width)
     queue = queue_table(_part(snapshot.queue["models"], view.moved.get("queue", 0), room.queue), width)
@@ -103,8 +108,10 @@ def screen(snapshot: Snapshot, view: View, url: str, problem: str | None, size: 
         else _part(snapshot.workers, view.moved.get("workers", 0), room.workers),
         width,
     )
-    blocks = [head(snapshot, view, url, width), jobs, "", queue, "", workers]
-    taken = sum(block.row_count + 1 if isinstance(block, table.Table) else 1 for block in blocks)
+    gap = [""] * _gap(lines)
+    blocks = [head(snapshot, view, url, width), jobs, *gap, queue, *gap, workers]
+    lists = (table.Table, columns.Headed)
+    taken = sum(block.row_count + 1 if isinstance(block, lists) else 1 for block in blocks)
     blocks += [*[""] * (lines - taken - 1), foot(view, problem or standing(rows), width)]
     return console.Group(*(_one_line(block) if isinstance(block, text.Text) else block for block in blocks))
 
@@ -117,7 +124,9 @@ def head(snapshot: Snapshot, view: View, url: str, width: int) -> text.Text:
     counts = [f"{queued:,} queued", f"{leased:,} leased", values.counted(len(workers), "worker")]
     counts.append(f"{rate:,.0f} tokens/s")
     if snapshot.queue["control"]:
-        counts.append(values.counted(snapshot.queue["control"], "step") + " of jobs")
+        steps = snapshot.queue["control"]
+        waits = "waits" if steps == 1 else "wait"
+        counts.append(f"{values.counted(steps, 'step')} of jobs {waits} (checking, feeding, writing)")
     told = [columns.facts(counts, width, ", ")]
     told += [f"jobs from {len(view.above) + 1:,}"] * bool(view.above)
     line = columns.facts([*told, values.printable(url)], width, "   ")
@@ -138,25 +147,25 @@ def foot(view: View, problem: str | None, width: int) -> text.Text:
 
 
 def jobs_table(rows: Sequence[Row], width: int) -> Any:
-    """Return the jobs; a narrow terminal shows less of each."""
+    """Return the jobs; a narrow terminal shows less of each, and its id on a line of its own."""
     if not rows:
         return text.Text("No jobs. Make one: longhaul submit prompts.jsonl", style="dim")
     left = ["" if row.seconds_left is None else progress.span(row.seconds_left) for row in rows]
     failed = [_failed(row) for row in rows]
-    return columns.fitted(
-        [
-            Column("job", [_name(row.id, width) for row in rows], whole=True),
-            Column("state", [_state(row.status) for row in rows], rank=1),
-            Column("", [Bar(row.done, row.total, 20 if width >= _WIDE else 10) for row in rows], rank=7),
-            Column("done", [_done(row) for row in rows], number=True),
-            Column("failed", failed, rank=4, number=True),
-            Column("requests/s", [_rate(row.requests_per_second) for row in rows], rank=8, number=True),
-            Column("tokens/s", [_rate(row.output_tokens_per_second) for row in rows], rank=6, number=True),
-            Column("left", left, rank=2, number=True),
-            Column("model", [values.printable(row.model or "") for row in rows], rank=9),
-        ],
-        width,
-    )
+    names = [values.printable(row.id) for row in rows]
+    facts = [
+        Column("state", [_state(row.status) for row in rows], rank=1, whole=True),
+        Column("", [Bar(row.done, row.total, 20 if width >= _WIDE else 10) for row in rows], rank=9),
+        Column("done", [_done(row) for row in rows], number=True),
+        Column("failed", failed, rank=4, number=True),
+        Column("requests/s", [_rate(row.requests_per_second) for row in rows], rank=7, number=True),
+        Column("tokens/s", [_rate(row.output_tokens_per_second) for row in rows], rank=6, number=True),
+        Column("left", left, rank=2, number=True),
+        Column("model", [values.printable(row.model or "") for row in rows], rank=8),
+    ]
+    if width < columns.NARROW:
+        return columns.headed(names, facts, width)
+    return columns.fitted([Column("job", names, whole=True), *facts], width)
 
 
 def queue_table(models: Sequence[dict[str, Any]], width: int) -> Any:
@@ -190,7 +199,7 @@ def workers_table(workers: Sequence[dict[str, Any]] | None, width: int) -> Any:
         [
             Column("worker", [values.printable(one["id"]) for one in workers]),
             Column("model", [values.printable(one["model"] or "(plans)") for one in workers], rank=5),
-            Column("state", [_state(one["state"]) for one in workers], rank=4),
+            Column("state", [_state(one["state"]) for one in workers], rank=4, whole=True),
             Column("batch", batches, number=True),
             numbers("prompt tokens/s", _rate, "prompt_tokens_per_second", 9),
             numbers("tokens/s", _rate, "output_tokens_per_second", 1),
@@ -199,6 +208,10 @@ def workers_table(workers: Sequence[dict[str, Any]] | None, width: int) -> Any:
         ],
         width,
     )
+
+
+def _gap(lines: int) -> int:
+    return 1 if lines > _LOW else 0
 
 
 def _done(row: Row) -> str:
@@ -214,14 +227,6 @@ def _state(name: str) -> text.Text:
     return text.Text(values.printable(name), style=_STYLES.get(name, ""))
 
 
-def _name(job_id: str, width: int) -> str:
-    """Return as much of a job's id as there is room for; what follows the time in it is random."""
-    if width >= _WIDE:
-        return values.printable(job_id)
-    short = job_id[:_ID_LETTERS] if width >= _NARROW else job_id.removeprefix("batch_")[:_TIME_LETTERS]
-    return values.printable(short)
-
-
 def _buckets(counts: Mapping[str, int], room: int) -> str:
     parts = [f"≤{bound} {count:,}" for bound, count in counts.items()]
     whole = columns.facts(parts, room, "  ")
@@ -229,7 +234,7 @@ def _buckets(counts: Mapping[str, int], room: int) -> str:
 
 
 def _rate(value: float) -> str:
-    return "" if not value else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+    return values.rate(value) if value else ""
 
 
 def _percent(share: float | None) -> str:

@@ -13,6 +13,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def rate(number: float) -> str:
+    """Return how much a second, with a digit behind the point where that says something."""
+    return f"{number:,.1f}" if number < 100 else f"{number:,.0f}"
+
+
 def printable(words: str) -> str:
     """Return a text in which nothing can move the cursor or colour the screen."""
     return "".join(letter if letter.isprintable() else "?" for letter in words)

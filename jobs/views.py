@@ -61,6 +61,8 @@ def _ended(record: JobRecord, manifest: Manifest) -> schema.Batch:
         errors=schema.LineErrors(data=lines) if lines else None,
         output_file_id=files.get("output"),
         error_file_id=files.get("errors"),
+        running_seconds=manifest.running_seconds,
+        tokens_per_second=manifest.tokens_per_second,
         **_counted(manifest),
     )
 

@@ -155,7 +155,32 @@ def test_file_that_cannot_be_submitted_is_refused_before_anything_is_sent(
     assert not api.uploads
 
 
-@pytest.mark.parametrize("first", [b"\xff\xfe", b"not json\n", b"[1]\n", b"3\n", b'{"url": ["x"]}\n', b"\n"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"- text: What is it?\n", "in.yaml: line 1 is not JSON. FILE has one request a line"),
+        (b"\n \r\n{'a': 1}\n{}\n", "in.yaml: line 3 is not JSON."),
+        (b"\xff\xfe{\x00", "in.yaml: line 1 is not JSON."),
+        (b"[1]\n", "in.yaml: line 1 is not a JSON object."),
+        (b"3", "in.yaml: line 1 is not a JSON object."),
+    ],
+)
+def test_a_file_of_something_else_is_refused_before_anything_is_sent(
+    api: Api, tmp_path: Path, content: bytes, words: str
+) -> None:
+    path = tmp_path / "in.yaml"
+    path.write_bytes(content)
+    named, piped = run("submit", str(path)), run("submit", "-", input=content)
+    assert (named.exit_code, piped.exit_code) == (1, 1)
+    assert words in named.stderr
+    assert words.replace("in.yaml", "standard input") in piped.stderr
+    assert not api.uploads
+
+
+ODD = [b'{"url": ["x"]}\n', b"\n", b'{"a": "\\ud800"}\n', b'\xef\xbb\xbf{"a": 1e999}\nnot JSON\n']
+
+
+@pytest.mark.parametrize("first", ODD)
 def test_odd_first_line_is_left_to_the_server(api: Api, tmp_path: Path, first: bytes) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(first)
@@ -205,6 +230,36 @@ def test_watch_json_prints_batches_only(api: Api) -> None:
         "in_progress",
         "completed",
     ]
+
+
+@pytest.mark.parametrize("command", ["status", "watch", "results"])
+def test_a_job_that_was_stopped_tells_how_many_requests_never_ran(api: Api, command: str) -> None:
+    api.states = [{"status": "cancelled", "request_counts": counts(1, 0, 60)}]
+    result = run(command, "batch_1")
+    assert "1 completed, 0 failed of 60, 59 never ran; " in result.stdout + result.stderr
+
+
+def test_a_job_that_ran_to_its_end_says_nothing_of_what_never_ran(api: Api) -> None:
+    api.states = [{"status": "completed", "request_counts": counts(59, 1, 60)}]
+    assert "never" not in run("status", "batch_1").stdout
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [([], "no worker"), ([{"state": "loading", "models": ["m"]}], "a worker is loading the model m, ")],
+)
+def test_status_tells_what_a_job_waits_for(
+    monkeypatch: pytest.MonkeyPatch, workers: list[dict[str, Any]], words: str
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        job = batch(model="m")
+        answers = {"/v1/queue": {"workers": len(workers)}, "/v1/workers": {"data": workers}}
+        return httpx.Response(200, json=answers.get(request.url.path, job))
+
+    connect(monkeypatch, answer)
+    result = run("status", "batch_1")
+    assert result.exit_code == 0
+    assert f"batch_1 waits: {words}" in result.stderr
 
 
 def test_failed_job_shows_its_line_errors(api: Api) -> None:

@@ -223,3 +223,11 @@ def test_the_same_parts_give_the_same_bytes(finishing: Finishing) -> None:
         for _ in range(2)
     )
     assert first == second
+
+
+def test_the_manifest_has_the_speed_of_the_summary(finishing: Finishing) -> None:
+    manifest = finishing.merge([finishing.part(_row(0), _row(1))], 2)
+    summary = orjson.loads(finishing.store.get(manifest.files["summary"]["key"]))
+    assert summary["running_seconds"] is not None
+    assert manifest.running_seconds == summary["running_seconds"]
+    assert manifest.tokens_per_second == summary["tokens_per_second"]

@@ -23,10 +23,24 @@ def test_a_job_is_told_with_counts_and_a_date_that_can_be_read() -> None:
     assert row.endswith("m" * 100)
 
 
+@pytest.mark.parametrize("width", [40, 60, 71])
+@pytest.mark.parametrize("state", ["in_progress", "validating"])
+def test_a_narrow_terminal_shows_an_id_on_a_line_of_its_own_and_the_state_whole(
+    width: int, state: str
+) -> None:
+    head, name, row = lines(width, status=state, request_counts={"total": 1640, "completed": 1200})
+    assert head.split()[:2] == ["STATE", "DONE"]
+    assert name == ID
+    assert row.split()[:2] == [state, "1,200/1,640"]
+    assert len(row) <= width
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_a_refused_job_says_why_within_the_width(width: int) -> None:
-    _, row, why = lines(width, status="failed", errors=FAULTS)
-    assert row.split()[0] == ID
+    _, name, *rest, why = lines(width, status="failed", errors=FAULTS)
+    row = rest[0] if rest else name
+    assert name.split()[0] == ID
+    assert "failed" in row
     assert " 0" not in row, "of a job that was refused no request was counted"
     assert why.startswith("  line 3: No JSON: ?[2J")
     assert why.endswith("…; and 4 more")

@@ -146,3 +146,49 @@ def test_view_fits_where_the_output_goes(
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
     assert isinstance(progress.view(False), kind)
     assert isinstance(progress.view(True), progress.JsonLines)
+
+
+def test_the_last_line_tells_the_pace_of_the_summary_not_of_the_last_minute() -> None:
+    pace = progress.Pace()
+    for second in range(5):
+        pace.add(second, second, second * 90)
+    usage = {"output_tokens": 360}
+    facts = {"status": "completed", "request_counts": counts(10), "usage": usage, "in_progress_at": 100}
+    new = seen(**facts, running_seconds=20.0, tokens_per_second=4.66, completed_at=190)
+    assert progress.facts(new, pace) == "10/10  4.7 output tokens/s"
+    of_older_server = seen(**facts, completed_at=190)
+    assert progress.facts(of_older_server, pace) == "10/10  4.0 output tokens/s"
+
+
+def test_what_never_ran_is_told_at_the_end_alone() -> None:
+    pace = progress.Pace()
+    assert progress.facts(seen(status="cancelled", request_counts=counts(1)), pace) == "1/10  9 never ran"
+    assert "never" not in progress.facts(seen(status="cancelling", request_counts=counts(1)), pace)
+
+
+class Recorder:
+    """A view that keeps what it was shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+        self.notes: list[int] = []
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, job: client.Batch, pace: progress.Pace, now: float) -> None:
+        self.shown.append(progress.facts(job, pace))
+
+    def note(self, text: str) -> None:
+        self.notes.append(len(self.shown))
+
+
+def test_no_time_left_is_told_once_it_is_known_that_nothing_runs() -> None:
+    moving = [seen(request_counts=counts(done, total=100)) for done in range(30)]
+    view = Recorder()
+    run(view, *moving, *[moving[-1]] * 20, seen(status="cancelled"))
+    (told_at,) = view.notes
+    assert all("eta" in line for line in view.shown[29 : told_at - 1])
+    assert not any("eta" in line for line in view.shown[told_at - 1 :])

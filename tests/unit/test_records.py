@@ -27,3 +27,13 @@ def test_an_ended_batch_shows_its_reasoning_tokens() -> None:
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (6, 5, 11)
     assert usage.input_tokens_details.cached_tokens == 4
     assert usage.output_tokens_details.reasoning_tokens == 3
+
+
+def test_an_ended_batch_tells_how_fast_it_was_if_its_manifest_does() -> None:
+    old = orjson.loads(MANIFEST.to_json())
+    del old["running_seconds"], old["tokens_per_second"]
+    batch = views.batch(planning.record(), None, Manifest.from_json(orjson.dumps(old)), cancelled=False)
+    assert (batch.running_seconds, batch.tokens_per_second) == (None, None)
+    new = Manifest(**(old | {"running_seconds": 2.5, "tokens_per_second": 4.0}))
+    batch = views.batch(planning.record(), None, new, cancelled=False)
+    assert (batch.running_seconds, batch.tokens_per_second) == (2.5, 4.0)

@@ -50,8 +50,12 @@ def test_the_reason_is_the_first_that_holds(state: str, queue: dict[str, Any], r
 @pytest.mark.parametrize(
     ("state", "workers", "words"),
     [
-        ("validating", [("loading", "b", 0)], "a worker loads b, a minute or more on the first run"),
-        ("in_progress", [("loading", "b", 0), ("serving", "a", 9)], "a worker loads b"),
+        (
+            "validating",
+            [("loading", "b", 0)],
+            "a worker is loading the model b, a minute or more on the first run",
+        ),
+        ("in_progress", [("loading", "b", 0), ("serving", "a", 9)], "a worker is loading the model b"),
         (
             "in_progress",
             [("loading", "b", 0), ("serving", "b", 1)],
@@ -77,9 +81,10 @@ class Server:
     def __init__(self) -> None:
         self.asked = 0
         self.answer: Any = view().model_dump()
+        self.workers: list[dict[str, Any]] = []
 
     def get(self, path: str) -> dict[str, Any]:
-        return {"data": []}
+        return {"data": self.workers}
 
     def queue(self) -> dict[str, Any]:
         self.asked += 1
@@ -119,3 +124,31 @@ def test_a_server_that_does_not_tell_is_no_error(answer: Any) -> None:
     server = Server()
     server.answer = answer
     assert standstill.asked(server, job()) is None  # type: ignore[arg-type]
+
+
+def test_a_model_that_loads_is_told_soon_and_once_though_the_state_changes() -> None:
+    server = Server()
+    server.answer = view(models=[]).model_dump()
+    server.workers = [{"state": "loading", "models": ["b"]}]
+    look = standstill.Standstill(server)  # type: ignore[arg-type]
+    states = ["validating"] * 20 + ["in_progress"] * 20
+    told = [(second, look.look(job(status=state), float(second))) for second, state in enumerate(states)]
+    assert [second for second, words in told if words] == [2]
+    assert look.stands
+
+
+def test_requests_in_work_are_told_of_only_when_the_first_takes_long() -> None:
+    server = Server()
+    server.answer = view(models=[]).model_dump()
+    server.workers = [{"state": "serving", "models": ["b"], "running": 3}]
+    look = standstill.Standstill(server)  # type: ignore[arg-type]
+    told = [second for second in range(30) if look.look(job(), float(second))]
+    assert told == [10]
+
+
+def test_a_model_that_is_loaded_again_is_told_of_amid_a_job() -> None:
+    server = Server()
+    server.workers = [{"state": "loading", "models": ["b"]}]
+    server.answer = view(models=[]).model_dump()
+    begun = job(request_counts={"total": 9, "completed": 4, "failed": 0})
+    assert "a worker is loading" in (standstill.now(server, begun) or "")  # type: ignore[arg-type]

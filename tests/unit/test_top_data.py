@@ -33,7 +33,8 @@ class Api:
                 )
             case ["queue"]:
                 return httpx.Response(200, json=self.queue)
-        return self.workers or httpx.Response(200, json={"data": [], "api_version": "1"})
+        there = [{"state": "serving", "models": ["m"]}]
+        return self.workers or httpx.Response(200, json={"data": there, "api_version": "1"})
 
 
 def running(name: str, done: int, tokens: int = 0, **more: Any) -> dict[str, Any]:
@@ -72,6 +73,36 @@ def test_a_job_that_ended_has_the_pace_it_had_and_no_time_left() -> None:
     ended = running("batch_1", 100, 200, status="completed", completed_at=150)
     (row,) = reader(Api(ended), 10_000).read(10).jobs
     assert (row.requests_per_second, row.output_tokens_per_second, row.seconds_left) == (2, 4, None)
+
+
+def test_a_job_that_ended_has_the_pace_of_its_summary() -> None:
+    facts = {"running_seconds": 20.0, "tokens_per_second": 9.5}
+    ended = running("batch_1", 100, 200, status="completed", completed_at=150) | facts
+    (row,) = reader(Api(ended), 10_000).read(10).jobs
+    assert (row.requests_per_second, row.output_tokens_per_second) == (5, 9.5)
+
+
+def test_a_job_of_which_nothing_ran_had_no_pace() -> None:
+    facts = {"running_seconds": 0.0, "tokens_per_second": None}
+    ended = running("batch_1", 0, status="cancelled", cancelled_at=150) | facts
+    (row,) = reader(Api(ended), 10_000).read(10).jobs
+    assert (row.requests_per_second, row.output_tokens_per_second) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("queue", "workers"),
+    [
+        ({"workers": 0}, [{"state": "serving", "models": ["m"]}]),
+        ({}, []),
+        ({}, [{"state": "loading", "models": ["m"]}]),
+    ],
+)
+def test_nothing_is_promised_while_nothing_runs(queue: dict[str, Any], workers: list[Any]) -> None:
+    api = Api(running("batch_1", 50, 400))
+    api.queue = QUEUE | queue
+    api.workers = httpx.Response(200, json={"data": workers})
+    (row,) = reader(api, 110).read(10).jobs
+    assert (row.seconds_left, row.requests_per_second, row.output_tokens_per_second) == (None, 0, 0)
 
 
 def test_a_job_that_has_not_begun_has_no_pace() -> None:

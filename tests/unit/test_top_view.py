@@ -9,6 +9,8 @@ from rich import console
 from jobs import top_data, top_terminal, top_view
 from jobs.top_view import View
 
+SIZE = (130, 24)
+
 
 def row(number: int = 0, **changes: Any) -> top_data.Row:
     made = top_data.Row(f"batch_{number:026}", "in_progress", "smol", 1234, 50_000, 7, 12.34, 2345.6, 3700.0)
@@ -56,7 +58,10 @@ def test_everything_is_shown_on_a_wide_terminal() -> None:
     lines = "\n".join(drawn(snapshot()))
     for words in (
         *("batch_00000000000000000000000001", "in_progress", "1,234/50,000", "12.3", "2,346", "1h01m"),
-        *("1,100 queued, 64 leased, 1 worker, 56 tokens/s, 1 step of jobs", "≤128 1,000  ≤512 100"),
+        *(
+            "1,100 queued, 64 leased, 1 worker, 56 tokens/s, 1 step of jobs waits (checking",
+            "≤128 1,000  ≤512 100",
+        ),
         *("host-0", "5/64", "55.5", "40%", "q quit"),
     ):
         assert words in lines
@@ -77,6 +82,27 @@ def test_a_narrow_terminal_shows_fewer_numbers_but_cuts_none(width: int) -> None
     cut = [word for line in lines for word in line.split() if word.endswith("…") and word[0].isdigit()]
     assert not cut
     assert width >= 80 or not any("·" in line for line in lines), "the bar gives way first"
+
+
+@pytest.mark.parametrize("width", [40, 60, 72, 80, 120])
+@pytest.mark.parametrize("state", ["in_progress", "validating"])
+def test_an_id_that_can_be_copied_and_a_whole_state_are_shown_at_any_width(width: int, state: str) -> None:
+    shown = replace(snapshot(), jobs=[row(1, status=state), row(2, status=state)])
+    lines = drawn(shown, (width, 24))
+    words = " ".join(lines).split()
+    assert words.count(state) == 2
+    assert {row(1).id, row(2).id} <= set(words)
+
+
+def test_the_bar_is_what_gives_way_first() -> None:
+    lines = "\n".join(drawn(snapshot(), (107, 24)))
+    assert "·" not in lines
+    assert "smol" in lines.split("model", 2)[1]
+
+
+def test_where_a_job_takes_two_lines_all_stays_within_the_terminal() -> None:
+    for lines in range(10, 30):
+        assert len(drawn(snapshot(jobs=50, models=3, workers=9, more=True), (60, lines))) == lines
 
 
 def test_it_fills_the_terminal_to_the_last_line_and_no_further() -> None:
@@ -113,23 +139,23 @@ def test_a_hostile_name_moves_no_cursor() -> None:
 
 def test_jobs_scroll_by_what_is_above_and_not_past_the_end() -> None:
     shown = snapshot(jobs=30)
-    room = top_view.heights(shown, 24).jobs
-    down = top_view.scrolled(View(), 1, shown, 24)
+    room = top_view.heights(shown, SIZE).jobs
+    down = top_view.scrolled(View(), 1, shown, SIZE)
     assert down.above == (shown.jobs[0].id,)
     assert down.after == shown.jobs[0].id
-    assert len(top_view.scrolled(View(), 10**9, shown, 24).above) == 30 - room
-    assert top_view.scrolled(down, -5, shown, 24) == View()
-    assert top_view.scrolled(View(), 5, snapshot(jobs=3), 24) == View()
+    assert len(top_view.scrolled(View(), 10**9, shown, SIZE).above) == 30 - room
+    assert top_view.scrolled(down, -5, shown, SIZE) == View()
+    assert top_view.scrolled(View(), 5, snapshot(jobs=3), SIZE) == View()
 
 
 def test_pages_follow_each_other_without_a_gap_also_before_the_server_has_answered() -> None:
     shown = snapshot(jobs=24, more=True)
-    page = top_view.heights(shown, 24).jobs
-    first = top_terminal.turned(View(), "page", shown, 24)
-    second = top_terminal.turned(first, "page", shown, 24)
+    page = top_view.heights(shown, SIZE).jobs
+    first = top_terminal.turned(View(), "page", shown, SIZE)
+    second = top_terminal.turned(first, "page", shown, SIZE)
     assert len(first.above) == page
     assert second.above == tuple(row.id for row in shown.jobs[:23]), "one stays, to go on behind"
-    assert top_terminal.turned(second, "page", replace(shown, after="another"), 24) == second
+    assert top_terminal.turned(second, "page", replace(shown, after="another"), SIZE) == second
     assert "batch_" + "0" * 24 + "23" in "\n".join(drawn(shown, view=second))
 
 
@@ -137,13 +163,13 @@ def test_tab_chooses_the_list_that_moves() -> None:
     shown = snapshot(workers=50)
     view = top_view.focused(top_view.focused(View()))
     assert view.focus == "workers"
-    moved = top_view.scrolled(view, 3, shown, 24)
+    moved = top_view.scrolled(view, 3, shown, SIZE)
     assert moved.above == ()
     assert "host-3" in "\n".join(drawn(shown, view=moved))
     assert "host-0" not in "\n".join(drawn(shown, view=moved)).split("worker ", 1)[1].split()[:8]
     assert (
-        top_view.scrolled(moved, 10**9, shown, 24).moved["workers"]
-        == 50 - top_view.heights(shown, 24).workers
+        top_view.scrolled(moved, 10**9, shown, SIZE).moved["workers"]
+        == 50 - top_view.heights(shown, SIZE).workers
     )
     assert top_view.focused(view).focus == "jobs"
 
