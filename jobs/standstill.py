@@ -150,8 +150,8 @@ class Standstill:
         late = now >= self._late_at
         self._look_at = now + SECONDS if late else self._late_at
         reason = asked(self._client, batch) or beginning(self._client, batch, late)
-        # How often a step has failed is no other reason.
-        kind = reason and re.sub(r"failed (once|\d+ times)", "failed", reason)
+        # How often a step has failed is no other reason, nor is a model whose name is known by now.
+        kind = reason and re.sub(r"(?<=failed) (once|\d+ times)|(?<=the model) [^,]+", "", reason)
         new = reason if kind != self._told else None
         self._told = kind
         return new
