@@ -504,6 +504,9 @@ class FakeStack:
     def describe(self) -> str:
         return "what runs"
 
+    def others(self, directory: Path, gpus: int) -> list[str]:
+        return []
+
     def wait(self, report: Any) -> None:
         raise KeyboardInterrupt
 
