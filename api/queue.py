@@ -5,6 +5,8 @@ from pydantic import BaseModel, Field
 
 from api.auth import Tenant
 from api.context import Context, Deps
+from jobs import standstill
+from jobs.ledger_fleet import Present
 
 router = APIRouter(prefix="/v1/queue", tags=["Queue"])
 
@@ -19,6 +21,7 @@ class ModelDepth(BaseModel):
     depth: int = Field(description="queued + leased. Zero only when nothing is left to do.")
     workers: int = Field(description="Workers that run this model or load it; also those that take turns.")
     reason: str | None = Field(description="Why a worker that should run it could not load it.")
+    waits: str | None = Field(description="Why its jobs that are in progress stand still; null: they do not.")
     buckets: dict[str, int] = Field(
         description="Queued requests by bucket, the longest prompt it takes (tokens)."
     )
@@ -31,6 +34,7 @@ class FailingUnit(BaseModel):
     unit: str = Field(description="plan, feed or finalize.")
     failures: int = Field(description="How often in a row.")
     reason: str
+    waits: str = Field(description="The same as a sentence without its end.")
 
 
 class Queue(BaseModel):
@@ -41,6 +45,7 @@ class Queue(BaseModel):
     control: int = Field(description="Open units: steps of jobs (plan, feed, finalize) that are not done.")
     workers: int = Field(description="Workers of any model; each does open units, too.")
     failing: list[FailingUnit] = Field(description="Steps of your jobs that fail.")
+    waits: str | None = Field(description="Why jobs that are checked or finalized stand still.")
 
 
 @router.get("", summary="Depth of the queue")
@@ -66,20 +71,40 @@ def of(context: Context, tenant: str) -> Queue:
         queued, leased, buckets = (
             (found["queued"], found["leased"], found["buckets"]) if found else (0, 0, {})
         )
+        name = names.get(fingerprint, fingerprint.rpartition("@")[0])
+        own = [one for one in there if one.may_run(fingerprint)]
+        reason = next(filter(None, (one.unavailable.get(fingerprint) for one in there)), None)
+        missing = standstill.missing(name, queued + leased, len(own), reason)
         models.append(
             ModelDepth(
-                model=names.get(fingerprint, fingerprint.rpartition("@")[0]),
+                model=name,
                 fingerprint=fingerprint,
                 queued=queued,
                 leased=leased,
                 depth=queued + leased,
-                workers=sum(one.may_run(fingerprint) for one in there),
-                reason=next(filter(None, (one.unavailable.get(fingerprint) for one in there)), None),
+                workers=len(own),
+                reason=reason,
+                waits=_nobody(there) or missing or _loading(name, own),
                 buckets={str(bucket): count for bucket, count in sorted(buckets.items()) if count},
             )
         )
     failing = [
-        FailingUnit(batch=one.job_id, unit=one.kind, failures=one.failures, reason=one.reason)
+        FailingUnit(
+            batch=one.job_id,
+            unit=one.kind,
+            failures=one.failures,
+            reason=one.reason,
+            waits=standstill.fails(one.kind, one.failures, one.reason),
+        )
         for one in depth.failing
     ]
-    return Queue(models=models, control=depth.control, workers=len(there), failing=failing)
+    waits = _nobody(there) or _loading(None, there)
+    return Queue(models=models, control=depth.control, workers=len(there), failing=failing, waits=waits)
+
+
+def _nobody(there: list[Present]) -> str | None:
+    return None if there else standstill.NOBODY
+
+
+def _loading(model: str | None, own: list[Present]) -> str | None:
+    return standstill.loads(model, {one.state for one in own})

@@ -1,7 +1,7 @@
 """Why a job does not move: nobody runs its model, a step of it fails, or a worker has only just begun."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
@@ -55,19 +55,34 @@ def why(batch: Batch, queue: QueueView) -> str | None:
         return None
     for step in queue.failing:
         if step.batch == batch.id:
-            times = "once" if step.failures == 1 else f"{step.failures} times"
-            return f"its step {step.unit!r} has failed {times} and is tried again: {step.reason}"
+            return fails(step.unit, step.failures, step.reason)
     if queue.workers == 0:
         return NOBODY
     if batch.status != "in_progress":
         return None
-    return next(filter(None, (_missing(model) for model in queue.models if model.model == batch.model)), None)
+    own = (model for model in queue.models if model.model == batch.model)
+    return next(filter(None, (missing(one.model, one.depth, one.workers, one.reason) for one in own)), None)
 
 
-def _missing(model: ModelView) -> str | None:
-    if not model.depth or model.workers != 0:
+def fails(step: str, failures: int, reason: str) -> str:
+    """Return what is told of a job's step that fails."""
+    times = "once" if failures == 1 else f"{failures} times"
+    return f"its step {step!r} has failed {times} and is tried again: {reason}"
+
+
+def missing(model: str, depth: int, workers: int | None, reason: str | None) -> str | None:
+    """Return what is told of a model that nobody runs, though requests of it wait."""
+    if not depth or workers != 0:
         return None
-    return f"no worker runs {model.model}" + (f": {model.reason}" if model.reason else "")
+    return f"no worker runs {model}" + (f": {reason}" if reason else "")
+
+
+def loads(model: str | None, states: Collection[str]) -> str | None:
+    """Return what is told of a model whose workers, in these states, all load it still."""
+    if "loading" not in states or "serving" in states:
+        return None
+    name = f"the model {model}" if model else "the model"
+    return f"a worker is loading {name}, a minute or more on the first run, as kernels are compiled"
 
 
 def asked(client: Client, batch: Batch) -> str | None:
@@ -112,11 +127,7 @@ def begins(batch: Batch, workers: Sequence[WorkerView]) -> str | None:
 
 def loading(batch: Batch, workers: Sequence[WorkerView]) -> str | None:
     """Return that a worker is loading a job's model, if none has done so."""
-    states = {one.state for one in _own(batch, workers)}
-    if batch.ended or "loading" not in states or "serving" in states:
-        return None
-    model = f"the model {batch.model}" if batch.model else "the model"
-    return f"a worker is loading {model}, a minute or more on the first run, as kernels are compiled"
+    return None if batch.ended else loads(batch.model, {one.state for one in _own(batch, workers)})
 
 
 def _own(batch: Batch, workers: Sequence[WorkerView]) -> list[WorkerView]:

@@ -5,6 +5,7 @@ import { clockTime, compact, count } from "./text.js";
 
 const HEIGHT = 150;
 const ROUND = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 5], [1, 3], [1]];
+const APART = 0.15;
 const [LEFT, RIGHT, TOP, BOTTOM] = [44, 10, 14, 22];
 
 // A figure that draws itself anew when its data or its width changes.
@@ -77,7 +78,7 @@ export function histogram({ edges, counts, marks, names, rows, format, whole }, 
   const most = Math.max(2, Math.floor(inner.width / 60));
   const ticks = whole ? evenly(low, high - 1, most, 1) : rounds(low, high, most);
   ticks.forEach((value) => label(svg, x(value), width, HEIGHT - 6, format(value)));
-  mark(svg, marks, x, y, width);
+  mark(svg, marks, x, y, width, high);
   return svg;
 }
 
@@ -108,17 +109,24 @@ function label(svg, at, width, y, text, kind = "tick") {
   svg.append(s("text", { class: kind, x: anchor === "end" ? width - 1 : at, y, "text-anchor": anchor }, text));
 }
 
-function mark(svg, marks, x, y, width) {
-  let last = Infinity;
-  for (const [name, value] of Object.entries(marks ?? {}).reverse()) {
-    if (value === null || value === undefined) continue;
-    const at = x(value);
-    svg.append(s("line", { class: "mark", x1: at, x2: at, y1: TOP, y2: y(0) }));
-    if (last - at > 26) {
-      label(svg, at, width, 10, name, "mark");
-      last = at;
-    }
+function mark(svg, marks, x, y, width, high) {
+  const drawn = Object.entries(marks).filter(([, value]) => value <= high).map(([name, value]) => [name, x(value)]);
+  drawn.forEach(([, at]) => svg.append(s("line", { class: "mark", x1: at, x2: at, y1: TOP, y2: y(0) })));
+  labels(drawn, APART * (width - LEFT - RIGHT)).forEach(([name, at]) => label(svg, at, width, 10, name, "mark"));
+}
+
+// Marks that are too close for a label each have one, "p50–p99": the rule of jobs/report/draw.py.
+export function labels(marks, apart) {
+  const groups = [];
+  for (const one of marks) {
+    const before = groups.at(-1)?.at(-1);
+    if (before && one[1] - before[1] < apart) groups.at(-1).push(one);
+    else groups.push([one]);
   }
+  return groups.map((group) => {
+    const [[first, from], [last, to]] = [group[0], group.at(-1)];
+    return [first === last ? first : `${first}–${last}`, (from + to) / 2];
+  });
 }
 
 // A value that is null is of a span in which there was nothing to measure; from `open` on they may still grow.

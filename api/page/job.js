@@ -6,11 +6,11 @@ import { Faults } from "./faults.js";
 import { Files } from "./files.js";
 import { Profile } from "./profile.js";
 import { Pace, Progress, badge, done, ended, endedAt, nameOf, took, word } from "./status.js";
-import { count, duration, fullMoment, none, percent, plural, rate, utc } from "./text.js";
+import { duration, fullMoment, percent, utc } from "./text.js";
+import { Tiles } from "./tiles.js";
+import { Waiting, said, waits } from "./waiting.js";
 
 const PROFILE_MS = 3000;
-const TILES = [["completed", "Completed"], ["failed", "Failed"], ["left", "To do"], ["speed", "Tokens/s"], ["requests", "Requests/s"],
-  ["eta", "Time left"], ["prompt", "Prompt tokens"], ["cached", "Prefix hits"], ["output", "Output tokens"]];
 
 export class Job {
   constructor(main, id) {
@@ -21,7 +21,8 @@ export class Job {
     this.status = h("span", {});
     this.name = h("p", {});
     this.under = h("p", { class: "muted" });
-    this.tiles = new Map(TILES.map(([name]) => [name, h("dd", { class: "number" }, none)]));
+    this.waiting = new Waiting();
+    this.tiles = new Tiles();
     this.profile = new Profile();
     this.faults = new Faults();
     this.details = h("dl", { class: "details" });
@@ -31,8 +32,7 @@ export class Job {
     this.body = [
       h("div", { class: "heading" }, h("div", {}, h("h1", { tabindex: "-1", class: "id-title" }, id), this.name), this.cancel),
       h("section", { class: "card summary", "aria-label": "Progress" },
-        h("div", { class: "line" }, this.status, this.progress.element), this.under,
-        h("dl", { class: "tiles" }, TILES.map(([name, title]) => h("div", {}, h("dt", {}, title), this.tiles.get(name))))),
+        h("div", { class: "line" }, this.status, this.progress.element), this.waiting.element, this.under, this.tiles.element),
       this.files.element, this.faults.element, this.profile.element,
       h("section", { "aria-labelledby": "about-title" }, h("h2", { id: "about-title" }, "About this job"), this.details), this.dialog,
     ];
@@ -52,7 +52,8 @@ export class Job {
     // A path of dots would lead elsewhere.
     if (/^\.*$/.test(this.id)) throw new ApiError(404, `No such job: ${this.id}`);
     this.path = `batches/${encodeURIComponent(this.id)}`;
-    const batch = await call(this.path, { signal });
+    const [batch, queue] = await Promise.all([call(this.path, { signal }), call("queue", { signal })]);
+    this.queue = queue;
     // The heading stays where it is: it has the focus.
     if (this.loading.isConnected) this.loading.replaceWith(...this.body.slice(1));
     else if (!this.body[1].isConnected) this.main.replaceChildren(...this.body);
@@ -61,11 +62,15 @@ export class Job {
   }
 
   hear(name, data) {
+    if (name === "queue") {
+      this.queue = data;
+      this.tick();
+    }
     if (data.id !== this.id) return;
     if (name === "gone") throw new ApiError(404, "This job was deleted.");
     if (name === "batch") {
       this.show(data);
-      this.next ??= setTimeout(() => this.loadProfile().catch(() => {}), PROFILE_MS);
+      this.next ??= setTimeout(() => this.loadProfile().catch(() => {}), ended(data) ? 0 : PROFILE_MS);
     }
   }
 
@@ -81,39 +86,28 @@ export class Job {
     if (this.cancel.hidden && this.dialog.open) this.dialog.close();
     this.files.show(batch);
     setText(this.name, nameOf(batch));
-    this.showTiles();
     this.showDetails();
     if (batch.errors) this.faults.showLines(batch.errors.data);
     this.tick();
   }
 
-  showTiles() {
-    const { request_counts: counts, usage } = this.batch;
-    const cached = usage.input_tokens_details.cached_tokens;
-    // Of an input that is invalid no request was counted.
-    const counted = (value) => (this.batch.errors && !counts.total ? none : count(value));
-    const left = counts.total - done(this.batch);
-    const values = { completed: counted(counts.completed), failed: counted(counts.failed), left: counted(left), prompt: count(usage.input_tokens),
-      cached: usage.input_tokens ? `${percent(cached, usage.input_tokens)}` : none, output: count(usage.output_tokens) };
-    Object.entries(values).forEach(([name, text]) => setText(this.tiles.get(name), text));
-    this.tiles.get("failed").classList.toggle("bad", counts.failed > 0);
-    this.tiles.get("cached").title = plural(cached, "token");
-    this.tiles.get("left").previousSibling.textContent = ended(this.batch) ? "Never ran" : "To do";
-  }
-
   tick() {
-    const { batch, summary } = this;
+    const { batch, pace, summary } = this;
     if (!batch || this.closed) return;
     const over = ended(batch);
     const words = over ? `${word(batch.status)} after ${duration(took(batch))}.` : `Submitted ${duration(took(batch))} ago.`;
-    setText(this.under, `${batch.model ?? "Model not known yet"} · ${batch.endpoint} · ${words}`);
-    if (over && !summary) return;
-    const pace = this.pace.rates(batch);
-    const left = this.pace.secondsLeft(batch);
-    const ran = summary?.running_seconds;
-    setText(this.tiles.get("speed"), rate(over ? summary.tokens_per_second : pace.tokens));
-    setText(this.tiles.get("requests"), rate(over ? (ran ? batch.request_counts.completed / ran : null) : pace.requests));
-    setText(this.tiles.get("eta"), left === null ? none : duration(left));
+    const model = batch.model ?? (over ? null : "Model not known yet");
+    setText(this.under, [model, batch.endpoint, words].filter(Boolean).join(" · "));
+    this.tiles.show(batch, { pace, summary, waits: this.showWaiting() });
+  }
+
+  showWaiting() {
+    const reason = waits(this.batch, this.queue);
+    if (reason && reason !== this.waited) announce(`${said(reason)}.`);
+    this.waited = reason;
+    this.waiting.show(reason);
+    this.status.classList.toggle("still", Boolean(reason));
+    return reason;
   }
 
   async loadProfile(signal) {
@@ -125,7 +119,7 @@ export class Job {
     const [profile, summary] = await Promise.all([call(`${this.path}/profile`, { signal }), over ? call(`${this.path}/metrics`, { signal }) : null]);
     if (this.closed) return;
     this.summary = summary?.latency ? summary : null;
-    this.profile.show(profile, this.summary);
+    this.profile.show(profile, this.summary, batch.request_counts.total - done(batch));
     this.faults.showRequests(profile.errors, batch.request_counts.failed);
     this.tick();
     const more = profile.parts_read < profile.parts;

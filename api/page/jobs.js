@@ -1,60 +1,13 @@
 // The list of jobs: a page of fifty at a time, so that ten thousand weigh no more than fifty.
 
 import { call, urlOption } from "./api.js";
-import { announce, h, setAttribute, setText } from "./dom.js";
-import { reason } from "./faults.js";
-import { Progress, badge, ended, idText, nameOf, took, word } from "./status.js";
-import { compact, count, duration, moment, none, utc } from "./text.js";
+import { announce, h } from "./dom.js";
+import { Row } from "./row.js";
+import { ended, word } from "./status.js";
 
 const PAGE = 50;
 const COLUMNS = [["Job", "what"], ["Status", "beside"], ["Progress", "wide"], ["Failed", "right roomy"],
   ["Output tokens", "right roomy"], ["Created", "right roomy"], ["Took", "right roomy"]];
-
-class Row {
-  constructor(batch) {
-    this.progress = new Progress("Requests done");
-    this.status = h("td", { class: "beside" });
-    this.narrow = h("div", { class: "narrow" });
-    this.faults = h("div", { class: "narrow bad" });
-    this.reason = h("div", { class: "reason bad" });
-    this.failed = h("td", { class: "right roomy number" });
-    this.tokens = h("td", { class: "right roomy number" });
-    this.took = h("td", { class: "right roomy number" });
-    const made = () => h("time", { datetime: new Date(batch.created_at * 1000).toISOString(), title: utc(batch.created_at) },
-      moment(batch.created_at));
-    this.model = h("span", {});
-    const name = nameOf(batch);
-    this.element = h("tr", {},
-      h("th", { scope: "row", class: "what" }, h("a", { href: `#/job/${batch.id}` }, idText(batch.id)),
-        h("div", { class: "under" }, name ? h("b", {}, name) : null, this.model, h("span", { class: "narrow" }, made()))),
-      this.status, h("td", { class: "wide" }, this.narrow, this.progress.element, this.faults, this.reason), this.failed, this.tokens,
-      h("td", { class: "right roomy number" }, made()), this.took);
-    this.show(batch);
-  }
-
-  show(batch) {
-    if (this.batch?.status !== batch.status) {
-      this.status.replaceChildren(badge(batch.status));
-      this.narrow.replaceChildren(badge(batch.status));
-    }
-    this.batch = batch;
-    this.progress.show(batch);
-    const { failed, total } = batch.request_counts;
-    setText(this.model, batch.model ?? batch.endpoint);
-    const invalid = batch.errors ? reason(batch.errors) : "";
-    setText(this.reason, invalid);
-    setAttribute(this.reason, "title", invalid || null);
-    setText(this.failed, invalid && !total ? none : count(failed));
-    setText(this.faults, failed ? `${count(failed)} failed` : "");
-    this.failed.classList.toggle("bad", failed > 0);
-    setText(this.tokens, batch.usage.output_tokens ? compact(batch.usage.output_tokens) : "0");
-    this.tick();
-  }
-
-  tick() {
-    setText(this.took, duration(took(this.batch)));
-  }
-}
 
 export class Jobs {
   title = "Jobs";
@@ -77,13 +30,15 @@ export class Jobs {
 
   async load(signal) {
     const after = this.after ? `&after=${encodeURIComponent(this.after)}` : "";
-    const page = await call(`batches?limit=${PAGE}${after}`, { signal });
+    const [page, queue] = await Promise.all([call(`batches?limit=${PAGE}${after}`, { signal }), call("queue", { signal })]);
+    this.queue = queue;
     if (!page.data.length && !this.after) {
       await this.welcome(signal);
       return;
     }
     this.rows = new Map(page.data.map((batch) => [batch.id, this.rows.get(batch.id) ?? new Row(batch)]));
     page.data.forEach((batch) => this.rows.get(batch.id).show(batch));
+    this.showWaiting();
     this.body.replaceChildren(...[...this.rows.values()].map((row) => row.element));
     this.pages.replaceChildren(...[
       this.after ? h("a", { href: "#/" }, "Newest") : null,
@@ -106,7 +61,15 @@ export class Jobs {
       h("pre", { tabindex: "0" }, h("code", {}, `longhaul submit prompts.jsonl --watch${urlOption()}`))));
   }
 
+  showWaiting() {
+    this.rows.forEach((row) => row.wait(this.queue));
+  }
+
   hear(name, batch) {
+    if (name === "queue") {
+      this.queue = batch;
+      this.showWaiting();
+    }
     if (name === "gone") {
       this.rows.get(batch.id)?.element.remove();
       this.rows.delete(batch.id);
@@ -116,6 +79,7 @@ export class Jobs {
     if (row) {
       const before = row.batch.status;
       row.show(batch);
+      row.wait(this.queue);
       if (before !== batch.status) announce(`Job ${batch.id.slice(-8)}: ${word(batch.status)}.`);
     } else if (!this.after && batch.id > (this.newest() ?? "")) this.add(batch);
   }
@@ -131,6 +95,7 @@ export class Jobs {
       return;
     }
     const row = new Row(batch);
+    row.wait(this.queue);
     this.rows = new Map([[batch.id, row], ...this.rows]);
     this.body.prepend(row.element);
     for (const [id, old] of [...this.rows].slice(PAGE)) {

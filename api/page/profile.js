@@ -1,14 +1,17 @@
 // The charts of a job's page, made of its profile.
 
 import { Chart, histogram, overTime, said } from "./charts.js";
-import { h, table } from "./dom.js";
-import { clockTime, compact, count, percent, seconds } from "./text.js";
+import { Table, h, setText, table } from "./dom.js";
+import { clockTime, compact, count, percent, plural, seconds } from "./text.js";
 
 const LATENCIES = [["e2e_seconds", "End to end"], ["ttft_seconds", "Time to first token"],
   ["queue_seconds", "Waiting in the queue"], ["inter_token_seconds", "Between tokens"]];
 const LENGTHS = [["prompt_tokens", "Prompt lengths, tokens"], ["completion_tokens", "Output lengths, tokens"]];
+const WHY = "The plan looks at one bucket at a time. The engine also shares between buckets, and cannot share what it had to forget.";
 const ratio = (value) => `${Math.round(value)}\u00a0%`;
 const MOST_RATIOS = 40;
+// Of fewer requests that ran a chart is mostly empty: their numbers are told instead.
+const LEAST_DRAWN = 5;
 
 export class Profile {
   constructor() {
@@ -20,12 +23,17 @@ export class Profile {
     this.note = h("p", { class: "muted" });
     this.missing = h("div", { class: "missing muted" });
     this.prefixes = h("div", {});
-    this.element = h("div", {}, this.note, h("div", { class: "charts" }, charts.map((chart) => chart.element)), this.missing, this.prefixes);
+    this.numbers = new Table("Latencies and lengths", [{ title: "" }, ...["p50", "p90", "p99"].map((title) => ({ title, kind: "right number" }))]);
+    this.rates = h("p", { class: "muted" });
+    this.few = h("section", { class: "few", "aria-labelledby": "few-title" }, h("h2", { id: "few-title" }, "Latencies and lengths"),
+      this.numbers.element, this.rates);
+    this.charts = h("div", { class: "charts" }, charts.map((chart) => chart.element));
+    this.element = h("div", {}, this.note, this.few, this.charts, this.missing, this.prefixes);
     charts.forEach((chart) => { chart.element.hidden = true; });
   }
 
-  // `summary` is there when the job has ended.
-  show(profile, summary) {
+  // `summary` is there when the job has ended; `unrun` requests of it never ran.
+  show(profile, summary, unrun) {
     const part = profile.parts_read < profile.parts ? ` ${count(profile.parts_read)} of ${count(profile.parts)} parts have been read.` : "";
     const open = "Of requests that have finished. Dashed lines may still rise: those that run count when they end.";
     const whole = profile.timeline ? "" : "No request ran, so there is nothing to draw.";
@@ -34,9 +42,22 @@ export class Profile {
     if (profile.timeline) this.showTimes(profile.timeline, Boolean(summary));
     for (const [name] of LATENCIES) this.spread(name, profile.latency[name], seconds, false);
     for (const [name] of LENGTHS) this.spread(name, profile.lengths[name], count, true);
+    this.showFew(profile);
     this.missing.replaceChildren(...[...LATENCIES, ...LENGTHS].filter(([name]) => profile.missing[name])
       .map(([name, title]) => h("p", {}, `${title}: not shown, as ${profile.missing[name]}`)));
-    if (summary?.prefixes?.levels.length) this.prefixes.replaceChildren(prefixTree(summary.prefixes));
+    if (summary?.prefixes?.levels.length) this.prefixes.replaceChildren(prefixTree(summary.prefixes, profile, unrun));
+  }
+
+  showFew(profile) {
+    const few = profile.computed < LEAST_DRAWN;
+    this.charts.hidden = few;
+    this.few.hidden = !few || !profile.timeline;
+    if (!few) return;
+    const row = ([name, title], data, format) => data && [title, format(data.p50), format(data.p90), format(data.p99)];
+    this.numbers.show([...LATENCIES.map((one) => row(one, profile.latency[one[0]], seconds)),
+      ...LENGTHS.map((one) => row(one, profile.lengths[one[0]], count))].filter(Boolean));
+    const told = [...this.times.values()].filter((chart) => !chart.element.hidden).map(({ title, facts }) => `${title}: ${facts.textContent}.`);
+    setText(this.rates, told.join(" "));
   }
 
   spread(name, data, format, whole) {
@@ -87,11 +108,14 @@ function span({ edges, least }, place, format, whole) {
 }
 
 // What the plan could share: the first level are runs of tokens that prompts begin with, the next what follows these.
-function prefixTree({ levels, tokens, shared }) {
+// It is told as the report tells it (jobs/report/sharing.py and charts.py).
+function prefixTree({ levels, tokens, shared }, { computed_prompt_tokens: read, cached_tokens: cached }, unrun) {
   const columns = [{ title: "Level", kind: "number" }, ...["Common runs", "Requests that have one", "Their tokens, once", "Tokens saved"]
     .map((title) => ({ title, kind: "right number" }))];
+  const of = (part, all, what = "") => `${count(part)} of ${count(all)}${what} (${percent(part, all)})`;
   const rows = levels.map((one, place) => [String(place + 1), ...[one.runs, one.requests, one.tokens, one.saved].map(count)]);
   return h("section", { class: "prefixes", "aria-labelledby": "prefix-title" }, h("h2", { id: "prefix-title" }, "Shared prefixes"),
-    h("p", { class: "muted" }, `${count(shared)} of ${count(tokens)} prompt tokens (${percent(shared, tokens)}) could be shared.`),
+    h("p", {}, `The plan could share ${of(shared, tokens, " prompt tokens")}; the engine shared ${of(cached, read)}.`),
+    h("p", { class: "muted" }, unrun ? `The plan is of the whole file, of which ${plural(unrun, "request")} never ran. ` : "", WHY),
     table("Shared prefixes by level", columns, rows));
 }

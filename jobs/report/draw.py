@@ -13,6 +13,8 @@ from jobs import errors
 WIDTH, HEIGHT = 5.4, 2.7
 _DPI = 160
 _PAD = 0.06
+_APART = 0.15
+"""How far apart two labels above a histogram are, of its width: `p50-p99` is some 0.12 wide."""
 _PRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
@@ -78,17 +80,11 @@ class Steps:
     def __call__(self, axes: Any, palette: Palette) -> None:
         axes.stairs(self.counts, self.edges, fill=True, color=palette.first)
         start, end = self.edges[0], self.edges[-1]
-        before = -1.0
-        for name, value in self.marks.items():
-            if value > end:
-                continue
-            value = max(value, start)
+        drawn = {name: max(value, start) for name, value in self.marks.items() if value <= end}
+        for value in drawn.values():
             axes.axvline(value, color=palette.ink, linewidth=0.9, linestyle=(0, (3, 2)))
-            if (place := self._place(value)) - before > 0.07:
-                axes.text(
-                    value, 1.02, name, transform=axes.get_xaxis_transform(), ha="center", color=palette.muted
-                )
-                before = place
+        for name, place in labels({name: self._place(value) for name, value in drawn.items()}):
+            axes.text(place, 1.02, name, transform=axes.transAxes, ha="center", color=palette.muted)
         label = f"{self.label}, logarithmic" if self.log else self.label
         axes.set(ylim=(0, 1.05 * max(self.counts)), xlabel=label, ylabel="requests")
         if self.log:
@@ -102,6 +98,23 @@ class Steps:
         """Return where a value is drawn, from 0 at the left to 1 at the right."""
         start, end = self.edges[0], self.edges[-1]
         return math.log(value / start, end / start) if self.log else (value - start) / (end - start)
+
+
+def labels(places: dict[str, float]) -> list[tuple[str, float]]:
+    """Return what to write above marks, and where; those too close for a label each have one: `p50-p99`.
+
+    Places go from 0 at the left to 1 at the right. The page of the API has the same rule (page/charts.js).
+    """
+    groups: list[list[tuple[str, float]]] = []
+    for mark in places.items():
+        if groups and mark[1] - groups[-1][-1][1] < _APART:
+            groups[-1].append(mark)
+        else:
+            groups.append([mark])
+    return [
+        (first[0] if first == last else f"{first[0]}\N{EN DASH}{last[0]}", (first[1] + last[1]) / 2)
+        for first, *_, last in ([*group[:1], *group] for group in groups)
+    ]
 
 
 @dataclass(frozen=True)

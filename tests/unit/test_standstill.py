@@ -20,29 +20,29 @@ def view(**changes: Any) -> standstill.QueueView:
 FAILS = {"batch": "batch_1", "unit": "plan", "failures": 3, "reason": "no such file."}
 
 
-@pytest.mark.parametrize(
-    ("state", "queue", "reason"),
-    [
-        ("in_progress", {}, "no worker runs b"),
-        ("validating", {}, None),
-        ("validating", {"workers": 0}, "no worker is there"),
-        ("in_progress", {"workers": None, "models": [{"model": "b", "depth": 3}]}, None),
-        ("in_progress", {"models": [{"model": "b", "depth": 0, "workers": 0}]}, None),
-        ("in_progress", {"models": [{"model": "b", "depth": 1, "workers": 2}]}, None),
-        (
-            "in_progress",
-            {"models": [{"model": "b", "depth": 1, "workers": 0, "reason": "it is gone"}]},
-            "no worker runs b: it is gone",
-        ),
-        (
-            "validating",
-            {"failing": [FAILS]},
-            "its step 'plan' has failed 3 times and is tried again: no such file.",
-        ),
-        ("in_progress", {"failing": [FAILS | {"batch": "batch_2"}]}, "no worker runs b"),
-        ("completed", {"workers": 0, "failing": [FAILS]}, None),
-    ],
-)
+CASES: list[tuple[str, dict[str, Any], str | None]] = [
+    ("in_progress", {}, "no worker runs b"),
+    ("validating", {}, None),
+    ("validating", {"workers": 0}, "no worker is there"),
+    ("in_progress", {"workers": None, "models": [{"model": "b", "depth": 3}]}, None),
+    ("in_progress", {"models": [{"model": "b", "depth": 0, "workers": 0}]}, None),
+    ("in_progress", {"models": [{"model": "b", "depth": 1, "workers": 2}]}, None),
+    (
+        "in_progress",
+        {"models": [{"model": "b", "depth": 1, "workers": 0, "reason": "it is gone"}]},
+        "no worker runs b: it is gone",
+    ),
+    (
+        "validating",
+        {"failing": [FAILS]},
+        "its step 'plan' has failed 3 times and is tried again: no such file.",
+    ),
+    ("in_progress", {"failing": [FAILS | {"batch": "batch_2"}]}, "no worker runs b"),
+    ("completed", {"workers": 0, "failing": [FAILS]}, None),
+]
+
+
+@pytest.mark.parametrize(("state", "queue", "reason"), CASES)
 def test_the_reason_is_the_first_that_holds(state: str, queue: dict[str, Any], reason: str | None) -> None:
     assert standstill.why(job(status=state), view(**queue)) == reason
 

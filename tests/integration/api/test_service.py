@@ -119,7 +119,13 @@ def test_the_queue_tells_which_workers_there_are_and_what_fails(api: Api) -> Non
     assert unit is not None
     api.context.ledger.release_unit(unit, 60, "no such file")
     assert api.http.get("/v1/queue").json()["failing"] == [
-        {"batch": job_id, "unit": "plan", "failures": 1, "reason": "no such file"}
+        {
+            "batch": job_id,
+            "unit": "plan",
+            "failures": 1,
+            "reason": "no such file",
+            "waits": "its step 'plan' has failed once and is tried again: no such file",
+        }
     ]
 
 

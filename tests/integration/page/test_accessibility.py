@@ -81,12 +81,11 @@ def jobs(api: Api) -> tuple[str, str]:
     """Make a job that failed, and one that runs and has errors."""
     broken = api.create("a")
     Hand(api.context, broken, 1).fail("invalid_json_line", 1)
-    running = api.create(
-        "a", "b", "c", metadata={"name": "a long name of a job that somebody made", "k": "v"}
-    )
-    hand = Hand(api.context, running, 3)
+    name = "a long name of a job that somebody made"
+    running = api.create(*"abcdefg", metadata={"name": name, "k": "v"})
+    hand = Hand(api.context, running, 7)
     hand.begin()
-    hand.part((0, "a", False), (1, "b" * 500, True))
+    hand.part((0, "b" * 500, True), *[(row, str(row), False) for row in range(1, 6)])
     return broken, running
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -20,7 +21,7 @@ NUMBER = r"(?:([0-9]+)\smin\s)?([0-9.,]+)\s?(ms|s|K)?\b"
 
 
 def test_page_and_report_show_the_same_numbers(
-    system: Callable[..., System], visit: Open, monkeypatch: pytest.MonkeyPatch
+    system: Callable[..., System], visit: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     one = system(faults=("slow:0.1", "raise:BROKEN"), max_running=4)
     one.start_worker()
@@ -51,6 +52,13 @@ def test_page_and_report_show_the_same_numbers(
         shows(page, title, "means over", line["bin_seconds"])
     shows(page, "Requests running at once", "peak", max(line["running"]))
     shows(page, "Requests running at once", "on average", line["mean_running"])
+    drawn = tmp_path / "report.html"
+    CliRunner().invoke(cli.main, ["report", job, "-o", str(drawn)], catch_exceptions=False)
+    (planned,) = re.findall(r"<p>(The plan could share .*?)</p>", drawn.read_text())
+    (why,) = re.findall(r"(The plan looks at one bucket .*?)</figcaption>", drawn.read_text())
+    sharing = page.get_by_role("region", name="Shared prefixes", exact=True)
+    expect(sharing).to_contain_text(planned)
+    expect(sharing).to_contain_text(why)
 
 
 def shows(page: Page, title: str, word: str, value: Any) -> None:
