@@ -31,15 +31,16 @@ export function setAttribute(element, name, value) {
 }
 
 // A table whose wide content scrolls by itself; the region can be reached and scrolled by keyboard. Where the screen
-// is narrow, three columns and more become lines with labels: roles are named, as what is laid out so has none.
+// is narrow, three columns and more, if nothing else is said, become lines with labels: roles are named, as what is
+// laid out so has none.
 export class Table {
-  constructor(caption, columns) {
+  constructor(caption, columns, stacks = columns.length > 2) {
     this.caption = caption;
     this.columns = columns;
     this.body = h("tbody", { role: "rowgroup" });
     const head = columns.map(({ title, kind }) => h("th", { scope: "col", role: "columnheader", class: kind }, title));
     this.element = h("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" },
-      h("table", { role: "table", class: columns.length > 2 ? "stacks" : null }, h("caption", { class: "hidden" }, caption),
+      h("table", { role: "table", class: stacks ? "stacks" : null }, h("caption", { class: "hidden" }, caption),
         h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)), this.body));
   }
 

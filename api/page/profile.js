@@ -23,9 +23,10 @@ export class Profile {
     this.note = h("p", { class: "muted" });
     this.missing = h("div", { class: "missing muted" });
     this.prefixes = h("div", {});
-    this.numbers = new Table("Latencies and lengths", [{ title: "" }, ...["p50", "p90", "p99"].map((title) => ({ title, kind: "right number" }))]);
+    const percentiles = ["p50", "p90", "p99"].map((title) => ({ title, kind: "right number" }));
+    this.numbers = new Table("Latencies and lengths", [{ title: "Of a request" }, ...percentiles], false);
     this.rates = h("p", { class: "muted" });
-    this.few = h("section", { class: "few", "aria-labelledby": "few-title" }, h("h2", { id: "few-title" }, "Latencies and lengths"),
+    this.few = h("section", { class: "few", hidden: true, "aria-labelledby": "few-title" }, h("h2", { id: "few-title" }, "Latencies and lengths"),
       this.numbers.element, this.rates);
     this.charts = h("div", { class: "charts" }, charts.map((chart) => chart.element));
     this.element = h("div", {}, this.note, this.few, this.charts, this.missing, this.prefixes);

@@ -37,6 +37,7 @@ def test_a_job_of_invalid_input_has_no_figures_that_will_never_come(api: Api, vi
     expect(page.locator(".summary")).to_contain_text("Failed after")
     expect(page.locator(".summary")).not_to_contain_text("not known")
     expect(page.locator(".tiles")).to_be_hidden()
+    expect(page.get_by_role("heading", name="Latencies and lengths")).to_be_hidden()
 
 
 def test_an_ended_job_has_the_rates_of_its_summary_and_no_time_left(api: Api, visit: Open) -> None:
