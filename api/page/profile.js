@@ -24,7 +24,7 @@ export class Profile {
     this.missing = h("div", { class: "missing muted" });
     this.prefixes = h("div", {});
     const percentiles = ["p50", "p90", "p99"].map((title) => ({ title, kind: "right number" }));
-    this.numbers = new Table("Latencies and lengths", [{ title: "Of a request" }, ...percentiles], false);
+    this.numbers = new Table("Percentiles of latencies and lengths", [{ title: "Of a request" }, ...percentiles], false);
     this.rates = h("p", { class: "muted" });
     this.few = h("section", { class: "few", hidden: true, "aria-labelledby": "few-title" }, h("h2", { id: "few-title" }, "Latencies and lengths"),
       this.numbers.element, this.rates);

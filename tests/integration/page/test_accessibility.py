@@ -28,9 +28,15 @@ def test_axe_finds_nothing_serious(api: Api, visit: Open, look: str) -> None:
     expect(page.get_by_role("heading", name="No jobs yet")).to_be_visible()
     check(page)
     broken, running = jobs(api)
-    for path in ("", f"job/{running}", f"job/{broken}", "queue", "job/batch_none", "nothing"):
+    few = api.create("a")
+    hand = Hand(api.context, few, 1)
+    hand.begin()
+    hand.part((0, "a", False))
+    for path in ("", f"job/{running}", f"job/{broken}", f"job/{few}", "queue", "job/batch_none", "nothing"):
         page.goto(f"{api.url}/#/{path}")
         expect(page.get_by_text("Loading…")).to_have_count(0)
+        if path == f"job/{few}":
+            expect(page.get_by_role("table", name="Percentiles")).to_be_visible()
         if path == f"job/{running}":
             expect(page.get_by_role("img", name="End to end")).to_be_visible()
             for one in page.get_by_text("Numbers", exact=True).all():
