@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from jobs import (
     errors,
     hints,
     masking,
+    named_store,
     terminal,
     values,
 )
@@ -167,19 +167,9 @@ def _lent(directory: Path | None) -> Path | None:
         return None
     if not path.is_file():
         raise errors.SettingsError(f"There is no {path}: no 'longhaul up' runs there.")
-    os.environ.update(_variables(path))
+    os.environ.update(named_store.left_in(path))
     masking.learn_environment()
     return path
-
-
-def _variables(path: Path) -> dict[str, str]:
-    try:
-        pairs = [word.partition("=") for word in shlex.split(path.read_text())]
-    except ValueError:  # quotes that do not end, bytes that are no text
-        pairs = [("", "", "")]
-    if not all(name.isidentifier() and equals for name, equals, _ in pairs):
-        raise errors.SettingsError(f"{path} is not what 'longhaul up' writes: start it again.")
-    return {name: value for name, _, value in pairs}
 
 
 def _restore(before: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ def settings(directory: Path | None) -> Settings:
     variables, which must name one.
     """
     if directory is not None:
-        return Settings.load(**_left_in(directory / hints.ENVIRONMENT))
+        return Settings.load(**_store_of(left_in(directory / hints.ENVIRONMENT)))
     if _VARIABLE not in os.environ:
         if (hints.DIRECTORY / hints.ENVIRONMENT).exists():
             raise click.UsageError(
@@ -39,11 +39,20 @@ def settings(directory: Path | None) -> Settings:
     return Settings.load()
 
 
-def _left_in(path: Path) -> dict[str, str]:
-    """Return what tells the store, of the variables that a running stack leaves in its directory."""
+def left_in(path: Path) -> dict[str, str]:
+    """Return the variables that a running 'longhaul up' keeps in a file; raises SettingsError."""
     try:
         pairs = [word.partition("=") for word in shlex.split(path.read_text())]
     except FileNotFoundError:
         raise errors.SettingsError(f"There is no {path}: no 'longhaul up' runs there.") from None
-    found = {name.removeprefix(PREFIX).lower(): value for name, _, value in pairs}
+    except ValueError:  # quotes that do not end, bytes that are no text
+        pairs = [("", "", "")]
+    if not all(name.isidentifier() and equals for name, equals, _ in pairs):
+        raise errors.SettingsError(f"{path} is not what 'longhaul up' writes: start it again.")
+    return {name: value for name, _, value in pairs}
+
+
+def _store_of(variables: dict[str, str]) -> dict[str, str]:
+    """Return what tells the store, as fields of the settings."""
+    found = {name.removeprefix(PREFIX).lower(): value for name, value in variables.items()}
     return {name: found[name] for name in _FIELDS if name in found}

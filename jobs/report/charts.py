@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from jobs import values
 from jobs.profile import faults, gather, spread
 from jobs.report import draw, sharing, words
 from jobs.report.sources import Subject
@@ -77,7 +78,7 @@ def _histogram(
     says = f"{', '.join(shown)}; mean {words.number(found.mean * unit.factor)}, "
     says += f"from {words.number(found.least * unit.factor)} to {words.number(found.most * unit.factor)}"
     if found.beyond:
-        beyond = words.count(found.beyond, "request")
+        beyond = values.counted(found.beyond, "request")
         note += f" {beyond} of {words.number(edges[-1])} {unit.short} or more not drawn."
     spans = words.lengths(found.edges) if section == LENGTH else words.times(edges, found.least * unit.factor)
     rows = [(span, f"{count:,}") for span, count in zip(spans, found.counts, strict=True)]
@@ -100,7 +101,7 @@ def _over_time(figures: gather.Figures) -> Iterator[Chart]:
     amounts = {"generated": found.output_tokens, "read": found.read_tokens}
     rates = {name: found.per_second(tokens) for name, tokens in amounts.items() if any(tokens)}
     if rates:
-        peaks = [f"{name}: up to {words.number(max(values))}" for name, values in rates.items()]
+        peaks = [f"{name}: up to {words.number(max(each))}" for name, each in rates.items()]
         note = (
             f"All workers; means over {slot}. Read: prompt tokens that were not cached. "
             "A request's tokens are spread evenly over the time in which it read or made them."
@@ -120,9 +121,7 @@ def _over_time(figures: gather.Figures) -> Iterator[Chart]:
 
 def _slots(unit: words.Unit, width: float, rows: dict[str, list[float]]) -> words.Table:
     columns = zip(*rows.values(), strict=True)
-    lines = [
-        (words.number(place * width), *map(words.number, values)) for place, values in enumerate(columns)
-    ]
+    lines = [(words.number(place * width), *map(words.number, each)) for place, each in enumerate(columns)]
     return words.Table((f"from ({unit.short})", *rows), lines)
 
 
@@ -164,6 +163,6 @@ def _errors(found: dict[str, faults.Kind]) -> list[Chart]:
     bars = draw.Bars(labels, counts, max(counts))
     rows = [(code, f"{kind.count:,}", kind.message, ", ".join(kind.examples)) for code, kind in found.items()]
     table = words.Table(("kind", "errors", "first message", "custom_ids of the first"), rows)
-    says = f"{words.count(total, 'error')} of {words.count(len(found), 'kind')}."
+    says = f"{values.counted(total, 'error')} of {values.counted(len(found), 'kind')}."
     note = "By code and, in brackets, the parameter at fault."
     return [Chart("errors", ERRORS, "Errors by kind", note, says, table, bars, bars.height)]

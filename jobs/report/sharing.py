@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
+from jobs import values
 from jobs.profile import gather
 from jobs.report import draw, words
 
@@ -47,7 +48,7 @@ class Sharing:
     def tree_says(self) -> str:
         """What the tree shows, in a sentence."""
         saved = sum((requests - 1) * tokens for _, requests, _, tokens in self.blocks)
-        runs = words.count(sum(level["runs"] for level in self.planned["levels"]), "run")
+        runs = values.counted(sum(level["runs"] for level in self.planned["levels"]), "run")
         part = words.share(saved, self.planned["shared"])
         return f"The largest {len(self.blocks)} of {runs}: {part} of what can be shared."
 
@@ -56,13 +57,15 @@ class Sharing:
         whole = self.planned["tokens"]
         labels = [f"The plan, all levels: {words.share(self.planned['shared'], whole)}"]
         labels.append(f"The engine: {words.share(self.cached, self.read)}")
-        values = [self.planned["shared"] / whole, self.cached / self.read if self.read else 0.0]
+        shares = [self.planned["shared"] / whole, self.cached / self.read if self.read else 0.0]
         drawn = [level for level in self.planned["levels"] if level["saved"] >= _LEAST_SHARE * whole]
         for number, level in enumerate(drawn[:_MOST_BARS], start=1):
-            where = f"{words.count(level['runs'], 'run')} in {words.count(level['requests'], 'request')}"
+            where = (
+                f"{values.counted(level['runs'], 'run')} in {values.counted(level['requests'], 'request')}"
+            )
             labels.append(f"Level {number}: {words.share(level['saved'], whole)} ({where})")
-            values.append(level["saved"] / whole)
-        return draw.Bars(labels, values, 1.0, frozenset({1}))
+            shares.append(level["saved"] / whole)
+        return draw.Bars(labels, shares, 1.0, frozenset({1}))
 
     def table(self) -> words.Table:
         """Return the levels in numbers."""

@@ -66,8 +66,3 @@ def lengths(edges: Sequence[float]) -> list[str]:
     """Return the whole numbers that lie between edges."""
     spans = [(low, high - 1) for low, high in itertools.pairwise(edges)]
     return [number(low) if low == last else f"{number(low)} to {number(last)}" for low, last in spans]
-
-
-def count(value: int, noun: str) -> str:
-    """Return a number of things: `1 run`, `2,000 runs`."""
-    return f"{value:,} {noun}{'' if value == 1 else 's'}"

@@ -143,3 +143,10 @@ def test_no_command_makes_a_store_that_no_server_uses(
 @pytest.mark.parametrize("name", ["create", "list", "revoke"])
 def test_help_has_an_example(name: str) -> None:
     assert f"longhaul keys {name}" in run(name, "--help").output.split("\n", 1)[1]
+
+
+def test_a_damaged_file_of_a_running_up_is_told(tmp_path: Path) -> None:
+    (tmp_path / "environment").write_text("LONGHAUL_STORE_URL='file:")
+    result = run("list", "--dir", str(tmp_path))
+    assert result.exit_code == 1
+    assert "is not what 'longhaul up' writes" in result.stderr
